@@ -24,7 +24,7 @@ TITLES = {
     "masks": "Masks: useful operations alone count",
     "backward": f"Backward, {HEADS} heads of {SIZE} tokens",
 }
-UNITS = {"softmax": "G exponentials/s"}
+UNITS = {"softmax": "G numbers/s"}
 MASKS = {"words": (dict(window=256), 4096), "boxes": (dict(width=64, window=8), 4096)}  # the case and its tokens
 
 
@@ -78,7 +78,7 @@ def climb(rungs, library, rounds=7):
             beside = f", {100 * rate / row['library']:.0f} % of the library" if "library" in row else ""
             times = f", {row['before']:.2f} x the rung before" if row["before"] else ""
             print(
-                f"{progress} {rung.name} {what}: right, {rate:.3g} {UNITS.get(rung.axis, 'GFLOP/s')}{times}{beside}",
+                f"{progress} {' '.join(filter(None, (rung.name, what)))}: right, {rate:.3g} {UNITS.get(rung.axis, 'GFLOP/s')}{times}{beside}",
                 flush=True,
             )
     return rows
@@ -167,7 +167,7 @@ def write(record, rungs):
         rows = [row for row in record["rows"] if row["rung"] == rung.name]
         if rows:
             figures = "; ".join(f"{row['call']} {row['rate']:.3g}".strip() for row in rows)
-            line = f"// Measured ({record['machine']}): {figures} GFLOP/s."
+            line = f"// Measured ({record['machine']}): {figures} {UNITS.get(rung.axis, 'GFLOP/s')}."
             rung.path.write_text(re.sub(r"// Measured.*", lambda found: line, rung.path.read_text(), count=1))
 
 
@@ -176,24 +176,29 @@ def arguments():
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help="part of a rung's name (default: all)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--write", action="store_true", help="write tables and plots into learn/; of all rungs alone")
+    parser.add_argument("--only-parse", action="store_true", help=argparse.SUPPRESS)
     found = parser.parse_args()
     if found.write and found.rungs:
         parser.error("--write: only with all rungs")
     return found
 
 
+def choose(every, parts):
+    """The rungs to time: those with one of the parts in their name, or all. The library is timed beside each."""
+    own = [rung for rung in every if rung.axis != "library"]
+    chosen = [rung for rung in own if not parts or any(x in rung.name for x in parts)]
+    if not chosen:
+        names = ", ".join(rung.name for rung in own)
+        raise SystemExit(f"learn/climb: no rung has {' or '.join(parts)} in its name; the rungs: {names}")
+    return chosen
+
+
 def main():
     asked, every = arguments(), ladder.rungs()
+    chosen = choose(every, asked.rungs)
+    if asked.only_parse:
+        return
     library = next(rung for rung in every if rung.axis == "library").load(MODULES)
-    chosen = [
-        rung
-        for rung in every
-        if rung.axis != "library" and (not asked.rungs or any(x in rung.name for x in asked.rungs))
-    ]
-    if not chosen:
-        raise SystemExit(
-            f"learn/climb: no rung has {' or '.join(asked.rungs)} in its name; the rungs: {', '.join(r.name for r in every)}"
-        )
     if reason := library.wrong():
         raise SystemExit(f"learn/climb: {library.name} is wrong: {reason}")
     rows = climb(chosen, library)

@@ -1,6 +1,6 @@
 """Checks and times the rungs of learn/gpu on a GPU: learn/climb --device cuda.
 
-Each rung runs in a process of its own: one that hangs or fails ends alone, and the climb goes on.
+Each rung runs in a process of its own: if it hangs or fails, the climb goes on with the next.
 """
 
 import argparse
@@ -79,7 +79,11 @@ def calls(rung, axis, only=""):
 
 
 class Timed(Case):
-    """Without the reference: its score matrices would take minutes. Any out and lse do for the time."""
+    """Without the reference: its score matrices would take minutes. Any out and lse do for the time. All heads have the
+    numbers of one, since to make 32 heads of them takes longer than most rungs."""
+
+    def random(self, heads, *shape, seed):
+        return ladder.np.tile(random(1, *shape, seed=seed).astype(self.type), (heads, 1, 1))
 
     def forward(self):
         return 0, 10
@@ -99,7 +103,7 @@ def run_one(name):
     for axis in axes:
         for what, (arguments, work, _) in calls(rung, axis).items():
             print(json.dumps(dict(axis=axis, call=what, seconds=rung.seconds(arguments, 7), work=work)), flush=True)
-        ladder.memory.fetch()
+        ladder.memory.release()  # the results of timed calls are not wanted
 
 
 def run_once(name):
@@ -225,7 +229,10 @@ def climb_all(rungs, card, peers):
             before[key] = rate
             rows.append(row)
             times = f", {row['before']:.2f} x the rung before" if row["before"] else ""
-            print(f"[{number}/{len(rungs)}] {rung.name} {row['call']}: right, {described(row)}{times}", flush=True)
+            print(
+                f"[{number}/{len(rungs)}] {' '.join(filter(None, (rung.name, row['call'])))}: right, {described(row)}{times}",
+                flush=True,
+            )
         if wrong:
             failed += 1
             print(f"[{number}/{len(rungs)}] {rung.name} is wrong: {wrong}", flush=True)
@@ -252,6 +259,10 @@ def table(axis, rows, rungs):
         )
         if axis != "softmax":
             cells.append(climb.span([100 * row["rate"] / row["peak"] for row in some if row["peak"]], "{:.0f}", " %"))
+        lines.append("| " + " | ".join(cells) + " |")
+    peers = {row["call"]: row["peer"] for row in rows if row["peer"]}
+    if axis == "softmax" and peers:
+        cells = ["", "torch.softmax", *(climb.figure(1e6 * peers[call]) for call in what), "", "1"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -310,9 +321,14 @@ def main():
     parser.add_argument("--profile", action="store_true", help="instead, Nsight Compute's reports into learn/profiles")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--only-parse", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.write and asked.rungs:
         parser.error("--write: only with all rungs")
+    every = ladder.rungs("gpu")
+    chosen = climb.choose(every, asked.rungs)
+    if asked.only_parse:
+        return None
     ladder.memory = cuda.open_host(MODULES) if not asked.one and not asked.once else ladder.memory
     if asked.one == "torch":
         return run_torch()
@@ -322,13 +338,9 @@ def main():
     if asked.once:
         ladder.memory = cuda.CudaMemory(ctypes.CDLL(str(MODULES / "host.so")))
         return run_once(asked.once)
-    every = ladder.rungs("gpu")
     card = ladder.memory.host.card().decode()
-    own = [rung for rung in every if rung.axis != "library"]
     rungs, tests = build(
-        [rung for rung in own if not asked.rungs or any(x in rung.name for x in asked.rungs)],
-        [] if asked.profile else sorted(cuda.SOURCES.glob("test_*.cu")),
-        ladder.memory.host.capability(),
+        chosen, [] if asked.profile else sorted(cuda.SOURCES.glob("test_*.cu")), ladder.memory.host.capability()
     )
     if asked.profile:
         return profile(rungs, card)

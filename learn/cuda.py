@@ -82,6 +82,7 @@ def compile_one(source, folder, architecture, flags):
 def compile_all(sources, folder, architecture_of, flags=()):
     """{source: the compiler's words} of those that do not compile."""
     folder.mkdir(parents=True, exist_ok=True)
+    sources = sorted(sources, key=needs_cute, reverse=True)  # the one that takes longest starts first
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         said = pool.map(lambda source: compile_one(source, folder, architecture_of(source), flags), sources)
         return {source: words for source, words in zip(sources, said) if words}
@@ -111,6 +112,10 @@ class CudaMemory(ladder.Memory):
     def fetch(self):
         for place, array in self.held:
             self.host.copy(array.ctypes.data, place, array.nbytes)
+        self.release()
+
+    def release(self):
+        for place, _ in self.held:
             self.host.free_memory(place)
         self.held.clear()
 

@@ -51,6 +51,9 @@ class Memory:
     def fetch(self):
         """Brings the arrays back after a call."""
 
+    def release(self):
+        """Forgets the arrays of the calls so far."""
+
     def milliseconds(self, function, arguments):
         begin = time.perf_counter()
         function(arguments)
@@ -86,13 +89,15 @@ class Case:
     def __post_init__(self):
         of_queries, of_keys = (self.heads, self.queries, self.d), (self.heads, self.keys, self.d)
         self.q, self.dout, self.k, self.v = (
-            random(*shape, seed=seed).astype(self.type)
-            for seed, shape in enumerate((of_queries, of_queries, of_keys, of_keys), 1)
+            self.random(*shape, seed=seed) for seed, shape in enumerate((of_queries, of_queries, of_keys, of_keys), 1)
         )
         self.out, self.lse = unwritten(of_queries, self.type), unwritten(of_queries[:2])
         self.dq, self.dk, self.dv = (unwritten(shape, self.type) for shape in (of_queries, of_keys, of_keys))
         if self.backward:  # it reads what forward wrote
             self.out[:], self.lse[:] = self.forward()
+
+    def random(self, *shape, seed):
+        return random(*shape, seed=seed).astype(self.type)
 
     def sees(self):
         i, j = np.arange(self.queries)[:, None], np.arange(self.keys)[None, :]

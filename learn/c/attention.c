@@ -3,6 +3,7 @@
  *   cc -std=c99 -O3 -march=native -shared -fPIC attention.c -lm -o attention.so
  *
  * Tensors are float, row-major: q, out, dout, dq (heads, queries, d); k, v, dk, dv (heads, keys, d); lse (heads, queries).
+ * d: 1 to 256. With another both functions return 1 and write nothing, else they return 0.
  * causal: query i sees the keys up to i. A query that sees no key has out 0 and lse -infinity.
  * Everything is as in learn/cpu/09_flash2.cpp and 17_backward_tiles.cpp, with plain loops that a compiler can make
  * vectors of: the innermost one always runs along a row, and its sums do not depend on each other. */
@@ -37,8 +38,9 @@ static int seen_keys(int causal, int i, int j0, int count) {
   return seen > 0 ? seen : 0;
 }
 
-void attention_forward(int heads, int queries, int keys, int d, int causal, const float* q, const float* k,
-                       const float* v, float* out, float* lse) {
+int attention_forward(int heads, int queries, int keys, int d, int causal, const float* q, const float* k,
+                      const float* v, float* out, float* lse) {
+  if (d < 1 || d > kMostChannels) return 1;
   float kt[kMostChannels * kBlock], s[kBlock * kBlock], o[kBlock * kMostChannels];
   float m[kBlock], l[kBlock];
   const float scale = 1 / sqrtf((float)d);
@@ -69,11 +71,13 @@ void attention_forward(int heads, int queries, int keys, int d, int causal, cons
         lse[first + i] = l[i] > 0 ? m[i] + logf(l[i]) : -INFINITY;
       }
     }
+  return 0;
 }
 
-void attention_backward(int heads, int queries, int keys, int d, int causal, const float* q, const float* k,
-                        const float* v, const float* out, const float* lse, const float* dout, float* dq, float* dk,
-                        float* dv) {
+int attention_backward(int heads, int queries, int keys, int d, int causal, const float* q, const float* k,
+                       const float* v, const float* out, const float* lse, const float* dout, float* dq, float* dk,
+                       float* dv) {
+  if (d < 1 || d > kMostChannels) return 1;
   float kt[kMostChannels * kBlock], vt[kMostChannels * kBlock];
   float p[kBlock * kBlock], ds[kBlock * kBlock];
   const float scale = 1 / sqrtf((float)d);
@@ -109,4 +113,5 @@ void attention_backward(int heads, int queries, int keys, int d, int causal, con
         }
       }
     }
+  return 0;
 }

@@ -1,4 +1,4 @@
-// Rung 3: a patch of C stays in registers while the whole depth passes by.
+// Rung 3: a register tile of C stays in registers while the whole depth passes by.
 //
 // Changed: kRows x kColumns sums are local variables. A step of the depth loads kColumns numbers of B and kRows of A,
 // and makes kRows * kColumns multiply-adds: rung 2 made one for two loads and a store. kRows * kColumns / 16 = 16
@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kRows = 8, kColumns = 32;
 
-// A patch of C. a: its first row, b: a panel, (depth, kColumns).
+// A register tile of C. a: its first row, b: a panel, (depth, kColumns).
 template <int rows>
-void patch(const Matmul& p, int i, int j, const float* b) {
+void register_tile(const Matmul& p, int i, int j, const float* b) {
   float sum[rows][kColumns] = {};
   for (int l = 0; l < p.depth; ++l)
     for (int r = 0; r < rows; ++r)
@@ -35,7 +35,7 @@ extern "C" void rung(const Matmul* p) {
     const int columns = std::min(kColumns, p->columns - j);
     for (int l = 0; l < p->depth; ++l) std::copy_n(p->b + l * p->columns + j, columns, panel.data() + l * kColumns);
     int i = 0;
-    for (; i + kRows <= p->rows; i += kRows) patch<kRows>(*p, i, j, panel.data());
-    for (; i < p->rows; ++i) patch<1>(*p, i, j, panel.data());
+    for (; i + kRows <= p->rows; i += kRows) register_tile<kRows>(*p, i, j, panel.data());
+    for (; i < p->rows; ++i) register_tile<1>(*p, i, j, panel.data());
   }
 }

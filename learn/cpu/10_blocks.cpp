@@ -1,4 +1,4 @@
-// Rung 10: blocks of 64 queries and 64 keys, and both products by rung 3's patches.
+// Rung 10: blocks of 64 queries and 64 keys, and both products by rung 3's register tiles.
 //
 // Changed: the scores of 64 queries and 64 keys are one matrix product, and so is P V: each number that is loaded is
 // used 8 or 32 times from a register. K's block is copied transposed, so that a vector holds a channel of 32 keys; V's

@@ -2,7 +2,7 @@
 //
 // Changed: key blocks are outside, query blocks inside. A tile's P is computed again from Q, K and lse, so nothing of the
 // size queries x keys exists. dK and dV of a key block stay close until all queries have passed; dQ is added to in
-// memory. The five products are rung 12's patches: S and dP read K and V transposed, dV and dK read P and dS by
+// memory. The five products are rung 12's register tiles: S and dP read K and V transposed, dV and dK read P and dS by
 // columns.
 // Expected: near the peak, since five products share one exponential.
 // Measured (AMD EPYC, 2 threads, Zen 5): d64 full 222; d64 causal 201; d128 full 228; d128 causal 203 GFLOP/s.

@@ -4,9 +4,9 @@
 // operations for a warp in one instruction. A thread block has 64 queries, a warp 16 of them. Q, S, P and O stay in
 // registers. What a lane has of S (two rows, pairs of columns) is what mma wants of P as its left operand: two results
 // of 8 columns are one operand of 16, and P never goes through memory.
-// Expected: many times rung 11. But fragments of K come as 4-byte reads, of V as 2-byte reads, all with bank conflicts:
-// rows are 128 or 256 bytes, so a column of rows lies in one bank. Shared memory is the limit.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 55.4; d64 causal 47.4; d128 full 52.1; d128 causal 48.4 TFLOP/s.
+// Expected: many times rung 11. It is twice: fragments of K come as 4-byte reads, of V as 2-byte reads, all with bank
+// conflicts: rows are 128 or 256 bytes, so a column of rows lies in one bank. Shared memory is the limit.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 54.8; d64 causal 47.5; d128 full 51.8; d128 causal 48 TFLOP/s.
 #include "ptx.h"
 
 namespace {

@@ -5,9 +5,10 @@
 // compile time. A tiled copy and a tiled mma are layouts too: which thread has which number. So a copy is `copy`, a
 // product is `gemm`, the swizzle is one type, V transposed is another layout of the same bytes, and the results of
 // Q K^T are the left operand of P V by a layout that counts the same registers differently.
-// Expected: a little more than rung 14. nvdisasm shows as many mma, ldmatrix and exponentials in both, but half as many
-// instructions in all: CuTe knows all counts at compile time. It costs compile time, and errors that fill pages.
-// Measured: not yet.
+// Expected: a little more than rung 14; it is a fifth to a quarter. nvdisasm shows as many mma, ldmatrix and
+// exponentials in both, but half as many instructions in all: CuTe knows all counts at compile time. It costs compile
+// time, and errors that fill pages.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 276; d64 causal 245; d128 full 287; d128 causal 244 TFLOP/s.
 #include <cute/tensor.hpp>
 
 #include "device.h"

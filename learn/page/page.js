@@ -40,9 +40,9 @@ function steps(sees, loops) {
     });
     const before = l.slice();
     rows.forEach((x, r) => (l[x] = l[x] * factors[r] + p[r].reduce((a, b) => a + b, 0)));
-    const risen = rows.filter((_, r) => factors[r] !== 1);
+    const risen = rows.filter((x, r) => factors[r] !== 1 && before[x] > 0); // at a first visit nothing is rescaled
     keep("P = exp(S \u2212 m) with the new maximum m; l is rescaled by f = exp(m before \u2212 m now), then P is added.", [i, j],
-      { rows, columns, values: p, seen, factors }, risen, rows);
+      { rows, columns, values: p, seen, factors, risen }, risen, rows);
     rows.forEach((x, r) => {
       const old = divided ? before[x] * factors[r] : factors[r];
       o[x] = o[x].map((number, c) => number * old + columns.reduce((sum, y, t) => sum + p[r][t] * v[y][c], 0));
@@ -50,7 +50,7 @@ function steps(sees, loops) {
     });
     done.push(`${i},${j}`);
     keep(divided ? "O is multiplied by the old l, rescaled, P V is added, and it is divided by the new l." : "O = O f + P V.", [i, j],
-      { rows, columns, values: p, seen, factors }, risen, rows);
+      { rows, columns, values: p, seen, factors, risen }, risen, rows);
     const last = !divided && (n + 1 === tiles.length || tiles[n + 1][0] !== i);
     if (last) {
       rows.forEach((x) => (o[x] = o[x].map((number) => (l[x] > 0 ? number / l[x] : 0))));
@@ -78,10 +78,10 @@ function grid(sees, step) {
 
 function tile({ tile: shown }) {
   if (!shown) return "";
-  const { rows, columns, values, seen, factors } = shown;
+  const { rows, columns, values, seen, factors, risen } = shown;
   const body = rows.map((x, r) => [cell(x, "", "th"),
     ...columns.map((_, c) => cell(seen && !seen[r][c] ? "hidden" : short(values[r][c]), seen && !seen[r][c] ? "hidden" : "")),
-    ...(factors ? [cell(short(factors[r]), factors[r] !== 1 ? "rescaled" : "")] : [])]);
+    ...(factors ? [cell(short(factors[r]), risen.includes(x) ? "rescaled" : "")] : [])]);
   return table(["", ...columns, ...(factors ? ["f"] : [])], body);
 }
 
@@ -149,7 +149,8 @@ for (const [id, action] of Object.entries(actions)) $(id).addEventListener("clic
 for (const id of ["rule", "loops"]) $(id).addEventListener("change", restart);
 const keys = { ArrowLeft: actions.back, ArrowRight: actions.next, Home: actions.first, End: actions.last, " ": play, l: () => choose("loops"), r: () => choose("rule") };
 document.addEventListener("keydown", (event) => {
-  if (event.target.tagName === "SELECT" || event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+  if (event.key === " " && event.target !== document.body) return; // presses a button, opens a list
+  if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
   event.preventDefault();
   keys[event.key]();
 });

@@ -196,6 +196,17 @@ def test_one_call_is_profiled(monkeypatch):
     assert called[1].columns == 4096 and called[2].d == 128 and not called[2].causal and called[2].queries == 128
 
 
+def test_a_timed_call_makes_the_numbers_of_one_head(monkeypatch):
+    """Of 32 heads they took ten seconds a rung."""
+    made = []
+    monkeypatch.setattr(
+        climb_cuda, "random", lambda *shape, seed: made.append(shape) or ladder.random(*shape, seed=seed)
+    )
+    case = climb_cuda.Timed(16, 16, 64, heads=8, type=ladder.np.float16)
+    assert [shape[0] for shape in made] == [1] * 4
+    assert case.q.shape == (8, 16, 64) and case.q.dtype == ladder.np.float16 and (case.k[0] == case.k[7]).all()
+
+
 def test_a_profile_that_is_refused_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="^learn/profile: ERR_NVGPUCTRPERM: counters are not for this user; see"):
         profiled(tmp_path, monkeypatch, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
@@ -219,7 +230,12 @@ def test_the_gpu_s_tables(tmp_path, monkeypatch):
     climb_cuda.write(dict(machine="NVIDIA H200", date="2026-01-01", rows=rows), every)
     text = page.read_text()
     assert "| d64 full, TFLOP/s | d64 causal, TFLOP/s | times the rung before | of the library | of the peak |" in text
-    assert "| 20 | 20 | 2.00 | 50 % | 40 % |" in text and "| 9 |  | 1.10 |" in text and "nothing" not in text
+    assert (
+        "| 20 | 20 | 2.00 | 50 % | 40 % |" in text
+        and "| 9 |  | 1.10 |" in text
+        and "|  | torch.softmax | 9.9 |  | 1 |" in text
+        and "nothing" not in text
+    )
     assert "// Measured (NVIDIA H200): d64 full 20; d64 causal 20 TFLOP/s." in rung.path.read_text()
     assert "// Measured (NVIDIA H200): 1024 x 1024 9 us." in softmax.path.read_text()
     assert (tmp_path / "results" / "nvidia-h200.json").exists() and (tmp_path / "results" / "nvidia-h200.svg").exists()

@@ -50,7 +50,6 @@ def test_every_rule_and_both_loops_give_the_library_s_results(page):
 def test_by_keyboard(page):
     page.select_option("#loops", "2")
     page.select_option("#rule", "causal()")
-    page.evaluate("document.activeElement.blur()")
     assert text(page, "position").startswith("step 1 of")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -60,12 +59,41 @@ def test_by_keyboard(page):
     page.keyboard.press("End")
     assert text(page, "says").startswith("Done") and "differ" in text(page, "result")
     page.keyboard.press("Home")
+    page.focus("#next")
+    page.keyboard.press("Space")  # presses the button, and does not play
+    assert text(page, "position").startswith("step 2 of") and text(page, "play") == "play"
+    for part in ("#rule", "#loops"):
+        page.focus(part)
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")  # a step, not the next rule
+        assert page.input_value("#rule") == "causal()" and page.input_value("#loops") == "2"
+        assert text(page, "position").startswith("step 2 of")
+    page.keyboard.press("Home")
     page.keyboard.press("r")
     assert (
         page.input_value("#rule") == "full()" and "0xfff" in text(page, "words") and "0–2 full" in text(page, "words")
     )
     page.keyboard.press("l")
     assert page.input_value("#loops") == "1" and "memory" in text(page, "says")
+
+
+def test_a_first_visit_rescales_nothing(page):
+    """The first key block of each query block: m rises from -infinity, and there is nothing to rescale."""
+    page.select_option("#rule", "causal()")
+    page.select_option("#loops", "2")
+    page.keyboard.press("Home")
+    for _ in range(4):  # S, the words, P, O
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#state td.rescaled, #tile td.rescaled").count() == 0
+    assert page.locator("#state td.changed").count() > 0
+
+
+def test_a_narrow_page_does_not_scroll_sideways(page):
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.click("#last")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size(size)
 
 
 def test_hidden_tiles_are_not_visited(page):

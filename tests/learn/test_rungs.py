@@ -6,6 +6,7 @@ ANYFLASH_RUNGS names the folder of the built rungs (CMake option ANYFLASH_LEARN)
 import ctypes
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +61,36 @@ def test_c_and_rust(name, backward):
         function = library.attention_backward if backward else library.attention_forward
         function(*(getattr(arguments, name) for name in names))
         assert case.wrong() is None, case
+
+
+@pytest.mark.parametrize("d", [0, 257, 320])
+def test_c_refuses_a_head_size(d):
+    library = ctypes.CDLL(str(MODULES / "attention.so"))
+    case = ladder.Case(3, 5, d or 8, backward=True)
+    case.out[:] = case.lse[:] = np.nan
+    arguments = case.arguments()
+    for function, more in ((library.attention_forward, []), (library.attention_backward, ["dout", "dq", "dk", "dv"])):
+        given = [getattr(arguments, name) for name in [*SINGLE, "q", "k", "v", "out", "lse", *more]]
+        given[3] = d
+        assert function(*given) == 1
+    assert all(np.isnan(x).all() for x in (case.out, case.lse, case.dq, case.dk, case.dv))
+
+
+def test_climb_builds_what_it_calls():
+    """The CPU's rungs, without those of the emulator."""
+    build = MODULES.parent
+    found = subprocess.run(
+        ["ninja", "-C", build, "-t", "inputs", "learn_cpu"], capture_output=True, text=True, check=True
+    )
+    assert "19_library" in found.stdout and "00_peak" in found.stdout and "emulated_" not in found.stdout
+
+
+@pytest.mark.parametrize("device", ["climb", "climb_cuda"])
+@pytest.mark.parametrize("wrong, words", [("--wrong", "unrecognized"), ("library", "no rung has library in its name")])
+def test_climb_refuses_before_it_builds(device, wrong, words):
+    command = [sys.executable, PROJECT / "learn" / f"{device}.py", "--only-parse", wrong]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode and words in found.stderr and "26_library" not in found.stderr.split("rungs:")[-1]
 
 
 @pytest.mark.parametrize("name", ["three_passes", "two_passes", "one_pass", "flash1", "flash2", "backward"])
