@@ -187,9 +187,9 @@ def choose(every, parts):
     """The rungs to time: those with one of the parts in their name, or all. The library is timed beside each."""
     own = [rung for rung in every if rung.axis != "library"]
     chosen = [rung for rung in own if not parts or any(x in rung.name for x in parts)]
-    if not chosen:
+    if unknown := [x for x in parts if not any(x in rung.name for rung in own)]:
         names = ", ".join(rung.name for rung in own)
-        raise SystemExit(f"learn/climb: no rung has {' or '.join(parts)} in its name; the rungs: {names}")
+        raise SystemExit(f"learn/climb: no rung has {' or '.join(unknown)} in its name; the rungs: {names}")
     return chosen
 
 

@@ -151,8 +151,8 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
 std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                 const Gradients& gradients, const Options& options = {});
 
-/// The smallest memory_budget that works for the forward pass and, if asked for, for all gradients. Shapes, types and
-/// strides as for backward_workspace. Throws Error as plan() would.
+/// The smallest memory_budget that works for the forward pass and, if asked for, for all gradients; on the tile machine
+/// the smallest that its search finds. Shapes, types and strides as for backward_workspace. Throws Error as plan() would.
 std::int64_t least_workspace(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {},
                              bool backward = true);
 

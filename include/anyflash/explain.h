@@ -136,7 +136,7 @@ struct PlanCandidate {
 
 struct PlanExplanation {
   std::vector<PlanCandidate> candidates;  ///< those worth a look, by time; the chosen one, if any fits, among them
-  std::int64_t least_bytes = 0;           ///< the smallest budget that works
+  std::int64_t least_bytes = 0;           ///< the smallest budget that works, on tiles the smallest found
   std::string calibration;                ///< where the cost model's constants come from
 };
 

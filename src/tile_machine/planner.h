@@ -70,7 +70,7 @@ bool better(const Call& call, const Evaluation& a, const Evaluation& b);
 std::vector<Evaluation> search(const Call& call);
 /// The same; if none fits, those of a search for the least memory.
 std::vector<Evaluation> candidates(const Call& call);
-/// The smallest memory_budget that works.
+/// The smallest memory_budget that the search finds.
 std::int64_t least_memory(const Call& call);
 /// The best mapping. Throws Error if none fits: the least budget that works, or tile, phase and bytes.
 Evaluation best(const Call& call);

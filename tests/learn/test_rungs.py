@@ -86,9 +86,16 @@ def test_climb_builds_what_it_calls():
 
 
 @pytest.mark.parametrize("device", ["climb", "climb_cuda"])
-@pytest.mark.parametrize("wrong, words", [("--wrong", "unrecognized"), ("library", "no rung has library in its name")])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (["--wrong"], "unrecognized"),
+        (["library"], "no rung has library in its name"),
+        (["matmul", "nosuch"], "no rung has nosuch in its name"),
+    ],
+)
 def test_climb_refuses_before_it_builds(device, wrong, words):
-    command = [sys.executable, PROJECT / "learn" / f"{device}.py", "--only-parse", wrong]
+    command = [sys.executable, PROJECT / "learn" / f"{device}.py", "--only-parse", *wrong]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode and words in found.stderr and "26_library" not in found.stderr.split("rungs:")[-1]
 
