@@ -57,7 +57,7 @@ def threads_of(rung):
     return os.cpu_count() if "threads" in rung.name else 1
 
 
-def climb(rungs, library, rounds=7):
+def climb(rungs, library, rounds=15):
     """A row for each rung and call, printed as they come."""
     rows, before = [], {}
     for number, rung in enumerate(rungs, 1):
@@ -66,10 +66,11 @@ def climb(rungs, library, rounds=7):
             raise SystemExit(f"learn/climb: {rung.name} is wrong: {reason}")
         for what, (arguments, work, _) in calls(rung).items():
             ladder.set_threads(threads_of(rung))
-            rate = work / rung.seconds(arguments, rounds) / 1e9
+            with_library = [library] * isinstance(arguments, Attention)
+            rate, *of_library = (work / x / 1e9 for x in ladder.medians([rung, *with_library], arguments, rounds))
             row = dict(rung=rung.name, axis=rung.axis, call=what, rate=rate, threads=threads_of(rung))
-            if isinstance(arguments, Attention):
-                row["library"] = work / library.seconds(arguments, rounds) / 1e9
+            if of_library:
+                row["library"] = of_library[0]
             key = (rung.axis, what)
             row["before"] = rate / before[key] if key in before else None
             if "peak" not in rung.name:

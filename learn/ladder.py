@@ -232,16 +232,22 @@ class Rung:
         return None
 
     def seconds(self, arguments, rounds):
-        """The median of some rounds, behind calls of a fifth of a second: threads find their cores, caches fill. One
-        that takes long is timed fewer times."""
-        times, begin = [], time.perf_counter()
+        return medians([self], arguments, rounds)[0]
+
+
+def medians(rungs, arguments, rounds):
+    """The median time of each rung's calls with the same arguments. They take turns: what disturbs the machine for a
+    while disturbs all. First calls of a fifth of a second: threads find their cores, caches fill. What takes long is
+    timed fewer times."""
+    for rung in rungs:
+        begin = time.perf_counter()
         while time.perf_counter() < begin + 0.2:
-            memory.milliseconds(self, arguments)
-        left = 2.0
-        while len(times) < rounds and (left > 0 or not times):
-            times.append(memory.milliseconds(self, arguments) / 1000)
-            left -= times[-1]
-        return statistics.median(times)
+            memory.milliseconds(rung, arguments)
+    times, left = [], 2.0
+    while len(times) < rounds and (left > 0 or not times):
+        times.append([memory.milliseconds(rung, arguments) / 1000 for rung in rungs])
+        left -= times[-1][0]
+    return [statistics.median(of_rung) for of_rung in zip(*times)]
 
 
 def emulator_error(module):

@@ -6,8 +6,9 @@
 // So one reduction does for two. exp is exp2 of a number times log2(e), which is what the hardware has, and the division
 // is one for the row. Rows that are too long for the registers are read twice.
 // Expected: the memory's bandwidth, 8 bytes a number, as torch.softmax; for short rows a little better. 1024 x 1024 numbers
-// lie in the L2 cache from call to call: there one read instead of three gains nothing over rung 7.
-// Measured (NVIDIA H100 80GB HBM3): 1024 x 1024 4.01; 4096 x 4096 47.9 us.
+// lie in the L2 cache from call to call: there one read instead of three gained nothing over rung 7 in one run, and a
+// quarter in the next.
+// Measured (NVIDIA H100 80GB HBM3): 1024 x 1024 4.49; 4096 x 4096 48 us.
 #include "device.h"
 
 namespace {

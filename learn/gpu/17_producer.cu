@@ -5,9 +5,9 @@
 // no longer wait for each other, and nobody waits at __syncthreads. setmaxnreg takes registers from the producer (24
 // remain) and gives them to the consumers (240).
 // Expected: a third more than rung 16. A warpgroup's softmax now falls beside the other's products, if by chance. It is
-// 0.98 to 1.06 times: chance does little. Probably both warpgroups want the tensor cores, then the exponentials, at once.
-// With 128 channels, causal, runs differ most: 388, 420, 432 TFLOP/s on the same kind of card. Why is not known.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 411; d64 causal 333; d128 full 535; d128 causal 388 TFLOP/s.
+// 0.95 to 1.08 times: chance does little. Probably both warpgroups want the tensor cores, then the exponentials, at once.
+// With 128 channels, causal, runs on the same kind of card differ most: 388 to 432 TFLOP/s. Why is not known.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 387; d64 causal 332; d128 full 543; d128 causal 404 TFLOP/s.
 #include "ptx.h"
 
 namespace {

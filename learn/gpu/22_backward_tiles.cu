@@ -5,7 +5,7 @@
 // those. All thread blocks of a head add to the same dQ, by atomicAdd. So the order of the additions, and the last bits
 // of dQ, change from run to run.
 // Expected: tens of times rung 21.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 20.4; d64 causal 18.4; d128 full 16.4; d128 causal 17.6 TFLOP/s.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 20.2; d64 causal 17.9; d128 full 16.3; d128 causal 17.5 TFLOP/s.
 #include "device.h"
 
 namespace {

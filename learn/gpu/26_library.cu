@@ -1,8 +1,8 @@
 // The last rung: the production library on the GPU, forward and backward.
 //
 // What it adds to rungs 18 to 25: every element type, layout, rule, alignment, bias and head size; masks on Hopper's
-// kernels; persistent thread blocks that take tasks, the longest first; a backward pass that makes S and dP once;
-// decode; and exact results beside NaN, infinity and overflow.
+// kernels; persistent thread blocks that take tasks, the longest first; decode; and exact results beside NaN, infinity
+// and overflow.
 // Measured: what the other rungs are shares of.
 #include <anyflash/anyflash.h>
 
