@@ -2,7 +2,7 @@
 //
 // exp(x) overflows float32 from 88.7 on. Softmax does not change if a number is subtracted from all x of a row, so the
 // largest is: every exponent is then at most 0 and one of them is 0. The passes: the maximum, the sum, the quotients.
-// Measured (AMD EPYC, 2 threads, Zen 5): 0.134 G numbers/s.
+// Measured (AMD EPYC, 2 threads, Zen 5): 0.136 G numbers/s.
 #include <algorithm>
 #include <cmath>
 

@@ -5,7 +5,7 @@
 // by the new l at every visit.
 // Expected: memory linear in the sequence. Not faster than rung 7 where the matrix fits into a cache: each visit of a
 // query reads and writes its whole row of O.
-// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 10.3; d64 causal 10.2; d128 full 10; d128 causal 10 GFLOP/s.
+// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 11.1; d64 causal 10.6; d128 full 10.3; d128 causal 10.9 GFLOP/s.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

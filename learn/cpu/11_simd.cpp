@@ -7,7 +7,7 @@
 // Expected: exponentials fall from most of the time to an eighth; then copying K transposed is the largest rest.
 // Highway compiles the same source for SSE, AVX2, AVX-512, NEON and others. Not for SVE: arrays of vectors want a known
 // size.
-// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 163; d64 causal 152; d128 full 179; d128 causal 163 GFLOP/s.
+// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 169; d64 causal 157; d128 full 176; d128 causal 161 GFLOP/s.
 #include <hwy/highway.h>
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 // before, by all. Their memory is kept from call to call: a thread's new memory is given by the system page by page, and
 // that took a sixth of a call of 64 channels.
 // Expected: as many times faster as there are cores, less what they share: memory, and the clock of a busy chip.
-// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 388; d64 causal 348; d128 full 407; d128 causal 375 GFLOP/s.
+// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 393; d64 causal 353; d128 full 402; d128 causal 356 GFLOP/s.
 #include <hwy/highway.h>
 
 #include <algorithm>

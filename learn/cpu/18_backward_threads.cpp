@@ -10,7 +10,7 @@
 // share each head, and sum dQ a number of each part at a time: 2 to 7 less. Two to three of them are the sum, of which
 // the compiler made no vectors. Blocks of 32: 3 to 4 more, but up to 1 less without a mask; of 128: 10 less. On the
 // diagonal only the half of a tile that is visible: 3 to 5 more, for twelve lines. Other orders of blocks: no change.
-// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 439; d64 causal 403; d128 full 434; d128 causal 387 GFLOP/s.
+// Measured (AMD EPYC, 2 threads, Zen 5): d64 full 435; d64 causal 399; d128 full 448; d128 causal 406 GFLOP/s.
 #include <hwy/highway.h>
 #include <omp.h>
 
