@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from anyflash import _core
+from anyflash._options import constants
 from anyflash.jax import attention
 from anyflash.jax._call import Call
 
@@ -61,7 +62,7 @@ def buffers_of(tensors, kept):
 
 def call_handler(results, operands, rule="full()", layout="bhsd"):
     """The forward handler as XLA calls it, on tensors of PyTorch's by name and on its current stream."""
-    call = Call(tuple(operands), rule, "none_end", layout, None, 0.0, False, False, 0)
+    call = Call(tuple(operands), rule, tuple(constants(dict(align="none_end", layout=layout)).values()))
     text = call.text(tuple(results), tuple(operands)).encode()
     kept, lines = [], []
 
@@ -122,7 +123,8 @@ NAMES = ["plain", "lengths", "pages", "documents end to end", "a mask"]
 
 def expected_of(operands, options):
     given = {name: x for name, x in operands.items() if name not in "qkv" and name[0] != ":"}
-    rule = af.parse_rule(options.get("rule", "full()"), {"t0": operands.get(":t0")})
+    tables = {name[1:]: x for name, x in operands.items() if name[0] == ":"}
+    rule = af.parse_rule(options.get("rule", "full()"), tables)
     layout = options.get("layout", "bhsd")
     return af.attention(*(operands[name] for name in "qkv"), rule=rule, layout=layout, align="none_end", **given)
 
