@@ -86,9 +86,11 @@ def test_budgets_change_no_bit_and_the_least_works(case, data):
 def test_many_blocks(type, bias):
     sink = "float64" if type == "float64" else "float32"  # in float64 the order of the sums of dsink shows
     case = SIZED.but(type=type, sink=sink, bias=bias and ("float32", bias))
+    if DEVICE == "cuda":  # each call is held against the reference: in longdouble, for float64
+        case = case.but(q_shape=(150,), k_shape=(180,))
     expected = run(case)
-    for counts in ((2, 1), (1, 3), (5, 4), (600, 720)):
-        for threads in (1, 3):
+    for counts in ((2, 1), (1, 3), (5, 4), (case.queries, case.keys)):
+        for threads in (1, 3) if DEVICE != "cuda" else (0,):
             assert_unchanged(case, expected, num_chunks_q=counts[0], num_chunks_kv=counts[1], threads=threads)
 
 
