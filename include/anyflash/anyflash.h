@@ -4,6 +4,7 @@
 #include <anyflash/attention.h>
 #include <anyflash/devices.h>
 #include <anyflash/explain.h>
+#include <anyflash/join.h>
 #include <anyflash/names.h>
 #include <anyflash/rule.h>
 #include <anyflash/sharding.h>

@@ -1,5 +1,6 @@
 // attention, attention_backward and plan: converts Python's arguments for the C++ calls, and results to new NumPy
 // arrays.
+#include <anyflash/join.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -136,6 +137,18 @@ std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::h
   return backward_workspace(q, k, v, gradients, options);
 }
 
+/// The results that come first become those over the keys of both.
+void join_results(nb::handle out, nb::handle row_sum, nb::handle row_max, nb::handle out_of_part,
+                  nb::handle sum_of_part, nb::handle max_of_part, std::uintptr_t stream, std::int64_t threads) {
+  Arrays arrays(Caller::torch);
+  ForwardOutputs into, part;
+  into.out = arrays.output(out, "out"), part.out = arrays.input(out_of_part, "out");
+  into.row_sum = arrays.output(row_sum, "row_sum"), part.row_sum = arrays.input(sum_of_part, "row_sum");
+  into.row_max = arrays.output(row_max, "row_max"), part.row_max = arrays.input(max_of_part, "row_max");
+  const WithoutGil without_gil;
+  join(into, part, reinterpret_cast<void*>(stream), threads);
+}
+
 /// key and value are None in the layout qkv.
 std::int64_t least_budget(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::dict& given,
                           bool with_backward) {
@@ -213,6 +226,9 @@ void add_calls(nb::module_& module) {
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("torch_backward_workspace", &workspace_of_backward, any("q"), any("k"), any("v"), nb::arg("options"),
              nb::arg("wanted"));
+  module.def("torch_join", &join_results, nb::arg("out"), nb::arg("row_sum"), nb::arg("row_max"),
+             nb::arg("out_of_part"), nb::arg("sum_of_part"), nb::arg("max_of_part"), nb::arg("stream"),
+             nb::arg("threads"));
   module.def("torch_least_budget", &least_budget, any("q"), any("k"), any("v"), nb::arg("options"),
              nb::arg("backward") = true);
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));

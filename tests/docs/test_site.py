@@ -109,6 +109,7 @@ def declared(header):
         ("tile_machine.h", "cpp_tile_machine"),
         ("explain.h", "cpp_explain"),
         ("sharding.h", "cpp_sharding"),
+        ("join.h", "cpp_sharding"),
         ("c_api.h", "c"),
     ],
 )

@@ -1,0 +1,70 @@
+"""Results over different keys, joined into one."""
+
+import anyflash as af
+import pytest
+import torch
+from anyflash import _core
+from anyflash.torch import attention as alone
+
+pytestmark = pytest.mark.of_the_cpu
+
+
+def check_join(device):
+    """Results over some keys, joined: those over all keys, whatever the types and strides, and rows that see nothing."""
+    generator = torch.Generator().manual_seed(0)
+    for kind, into, tolerance in (
+        (torch.float64, torch.float64, 1e-12),
+        (torch.float32, torch.float32, 1e-5),
+        (torch.float16, torch.float16, 2e-3),
+        (torch.bfloat16, torch.bfloat16, 2e-2),
+        (torch.bfloat16, torch.float32, 1e-2),
+    ):
+        for shape, channels, layout in (
+            ((37,), 128, "bshd"),
+            ((5, 9), 20, "bhsd"),
+            ((3, 4, 5), 7, "bhds"),
+            ((40,), 1, "bhsd"),
+        ):
+            q, k, v = (torch.randn(2, 3, *shape, channels, generator=generator, dtype=torch.float64) for _ in range(3))
+            q, k, v = (x.to(device, kind) for x in (10 * q, k, v))
+            if layout == "bshd":
+                q = q.movedim(1, -2).contiguous().movedim(-2, 1)
+            if layout == "bhds":
+                q = q.movedim(-1, 2).contiguous().movedim(2, -1)
+            cut = shape[0] // 3
+            some = af.causal() if len(shape) == 1 else af.local(2)  # rows that see no key of one part, or of the other
+            parts = [
+                alone(
+                    q,
+                    k[:, :, at],
+                    v[:, :, at],
+                    rule=_core.rule_part(some, shape, shape, ((0, shape[0]),), pieces, None),
+                    return_lse="lm",
+                )
+                for at, pieces in ((slice(0, cut), ((0, cut),)), (slice(cut, None), ((cut, shape[0] - cut),)))
+            ]
+            expected = alone(q, k, v, rule=some, return_lse="lm")
+            for first, second in ((0, 1), (1, 0)):
+                out, row_sum, row_max = (x.clone() for x in parts[first])
+                out = out.to(into)
+                stream = torch.cuda.current_stream().cuda_stream if device != "cpu" else 0
+                _core.torch_join(out, row_sum, row_max, *parts[second], stream, 1)
+                for ours, theirs in zip((out, row_sum, row_max), expected):
+                    torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_join():
+    check_join("cpu")
+
+
+def test_join_refuses():
+    out, rows = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4)
+    for message, into, part in (
+        ("row_sum: ", (out, rows[:, :, :3], rows), (out, rows, rows)),
+        ("out: ", (out[..., :4], rows, rows), (out, rows, rows)),
+        ("out: type float64, expected float32", (out.double(), rows, rows), (out, rows, rows)),
+        ("row_max: type float64, expected float32", (out, rows, rows.double()), (out, rows, rows)),
+        ("row_sum: ", (out, rows[:, :, :1].expand(1, 1, 4), rows), (out, rows, rows)),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            _core.torch_join(*into, *part, 0, 1)
