@@ -1,6 +1,8 @@
 """Processes that do not make the same call, or are gone: an error in each of them, never a wait without end."""
 
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes import begin, run_processes
@@ -77,27 +79,44 @@ assert out.shape == x.shape
 """
 
 
-# On a GPU a call that was agreed on before is queued while the processes still agree. Here it has nothing to exchange.
-AHEAD = """
-from anyflash.torch.distributed import _attention
-_attention._GOES_AHEAD[False] = True
+# A call that was agreed on before takes a short way; another one, or one of other lengths, must not.
+KNOWN = """
 rule = af.documents(torch.arange(24) // 12)
-sharding = plan_sharding(rule, 24)
-for _ in range(3): attention(x, x, x, rule=rule, sharding=sharding)
-refused("options: ", rule=rule, sharding=sharding, softcap=(0.0, 2.0))
-refused(("rank 1 refused its part", "softcap"), rule=rule, sharding=sharding, softcap=(0.0, -1.0))
-attention(x, x, x, rule=rule, sharding=sharding)
-_attention._GOES_AHEAD[False] = False
+for rule, sharding in ((rule, plan_sharding(rule, 24)), (af.causal(), plan_sharding(af.causal(), 24)), (af.causal(), None)):
+    first = attention(x, x, x, rule=rule, sharding=sharding)
+    for _ in range(2): assert torch.equal(attention(x, x, x, rule=rule, sharding=sharding), first)
+    refused("options: ", rule=rule, sharding=sharding, softcap=(0.0, 2.0))
+    attention(x, x, x, rule=rule, sharding=sharding, softcap=2.0)
+    refused("options: ", rule=rule, sharding=sharding, softcap=(0.0, 2.0))  # each knows its own call
+    refused(("rank 1 refused its part", "softcap"), rule=rule, sharding=sharding, softcap=(0.0, -1.0))
+    refused("rule: ", rule=(rule, af.full()), sharding=sharding)
+    refused("query: torch.float64", q=(x, x.double()), k=(x, x.double()), v=(x, x.double()), rule=rule, sharding=sharding)
+    refused(("rank 1 refused its part", "sharding"), q=(x, x[:, :, :5]), k=(x, x[:, :, :5]), v=(x, x[:, :, :5]), sharding=sharding, rule=rule) if sharding else None
+    assert torch.equal(attention(x, x, x, rule=rule, sharding=sharding), first)
+every = {}
+for turn in range(3):  # rank 0's lengths are always the same
+    for length in (12, 5, 7):
+        y = x if rank == 0 else x[:, :, :length]
+        out = attention(y, y, y, rule=af.causal(), exchange="keys")
+        assert torch.equal(every.setdefault(length, out), out)
+ids = torch.arange(24) // 12
+before = attention(x, x, x, rule=af.documents(ids))
+ids[:] = 0  # a table whose numbers change is another rule
+assert torch.allclose(attention(x, x, x, rule=af.documents(ids)), attention(x, x, x))
+assert not torch.equal(attention(x, x, x, rule=af.documents(ids)), before)
 """
 
 
 def test_errors_in_every_process(tmp_path):
-    run_processes(BEGIN + MISMATCHES + REFUSALS + AHEAD, tmp_path)
+    run_processes(BEGIN + MISMATCHES + REFUSALS + KNOWN, tmp_path)
 
 
 GONE = """
-import os, sys, torch, torch.distributed as dist
+import faulthandler, os, resource, sys, torch, torch.distributed as dist
 from datetime import timedelta
+faulthandler.dump_traceback_later(60)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a process that the watchdog aborts is gone at once
+def say(what): print(what, file=sys.stderr, flush=True)
 store, rank, ranks, device, when = sys.argv[1], *map(int, sys.argv[2:4]), *sys.argv[4:]
 torch.set_num_threads(1)
 if device == "cuda":
@@ -107,17 +126,24 @@ dist.init_process_group(backend, init_method="file://" + store, rank=rank, world
 from anyflash.torch.distributed import attention, _exchange
 x = torch.randn(1, 1, 64, 8, device=device, requires_grad=True)
 attention(x, x, x, exchange="keys").sum().backward()
+if device == "cuda": torch.cuda.synchronize()
+say("one call is done")
 if rank == 1:
-    def gone(self, messages): os._exit(7)
+    def gone(self, messages):
+        say("rank 1 is gone")
+        os._exit(7)
     if when == "before": os._exit(7)
     if when == "during": _exchange.Exchange._start = gone
 try:
     out = attention(x, x, x, exchange="keys")
     if rank == 1: _exchange.Exchange._start = gone
+    say("forward is queued")
     out.sum().backward()
+    say("backward is queued")
     if device == "cuda": torch.cuda.synchronize()
 except RuntimeError as error:
     line = str(error)
+    say(line)
     if device == "cpu" or when == "before":
         assert line.startswith("anyflash.torch.distributed: another process of the group is gone or late: "), line
         assert "\\n" not in line
@@ -129,15 +155,26 @@ os._exit(3)
 
 def run_until_one_dies(when, folder, count=3, device="cpu"):
     """Rank 1 dies. With gloo all others are told. With NCCL PyTorch's watchdog may end them, if they were told nothing
-    before: exit codes and what they printed."""
+    before: exit codes, what they printed, and when."""
     ran = [begin(GONE, str(folder / "store"), str(rank), str(count), device, when) for rank in range(count)]
-    try:
-        answers = [one.communicate(timeout=80) for one in ran]
-    finally:
+    with ThreadPoolExecutor(count) as pool:
+        said = [pool.submit(timed_lines, one.stderr) for one in ran]
+        try:
+            ended = time.monotonic() + 90
+            for one in ran:
+                one.wait(max(0.1, ended - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
         for one in ran:
             one.kill()
-    assert ran[1].returncode == 7
-    return [(ran[rank].returncode, *answers[rank]) for rank in range(count) if rank != 1]
+    lines = [one.result() for one in said]
+    assert ran[1].returncode == 7, lines
+    return [(ran[rank].wait(), ran[rank].stdout.read(), lines[rank]) for rank in range(count) if rank != 1]
+
+
+def timed_lines(stream):
+    begun = time.monotonic()
+    return "".join(f"{time.monotonic() - begun:5.1f} s  {line}" for line in stream)
 
 
 @pytest.mark.parametrize("when", ["before", "during", "backward"])

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import test_torch_distributed as shared
 import test_torch_distributed_faults as faults
+import test_torch_join
 from processes import run_processes
 
 GPUS = int(os.environ.get("ANYFLASH_TEST_GPUS", "0"))
@@ -69,8 +70,12 @@ def test_accuracy_and_what_else_holds(tmp_path):
     run("\n".join(programs), tmp_path)
 
 
+def test_join():
+    test_torch_join.check_join("cuda" if DEVICE == "cuda" else "cpu")
+
+
 def test_errors_in_every_process(tmp_path):
-    run_processes(faults.BEGIN + faults.MISMATCHES + faults.REFUSALS + faults.AHEAD, tmp_path, 2, DEVICE, 90)
+    run_processes(faults.BEGIN + faults.MISMATCHES + faults.REFUSALS + faults.KNOWN, tmp_path, 2, DEVICE, 90)
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
@@ -78,6 +83,7 @@ def test_a_process_that_dies(when, tmp_path):
     """With NCCL, one that dies within a call may leave its end to PyTorch's watchdog; none waits without end."""
     begun = time.monotonic()
     for code, out, error in faults.run_until_one_dies(when, tmp_path, GPUS, DEVICE):
-        assert code != 3, error
+        print(f"rank 1 dies {when} a call, another ends with {code} after {time.monotonic() - begun:.1f} s:\n{error}")
+        assert code not in (3, -9), error
         assert when == "during" or (code, out) == (0, "told\n"), error
     assert time.monotonic() - begun < 75

@@ -4,14 +4,13 @@ to raise still takes part, so that no other waits for it."""
 from __future__ import annotations
 
 import hashlib
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ._side import asked, gathered, lost, told, whole_of
+from ._side import gathered, lost, told
 
 # What has to be equal, each with a text that a message can show.
 FIELDS = (
@@ -27,41 +26,27 @@ FIELDS = (
     "options",
     "gradients",
 )
-_MOST_KEPT = 256
-_agreed: weakref.WeakKeyDictionary[Any, dict[Any, list[list[int]]]] = weakref.WeakKeyDictionary()  # calls of a group
 
 
-def agree(
-    group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None, ahead: bool
-) -> tuple[list[tuple[int, int, int]], Callable[[], Any]]:
-    """The numbers `own` of all processes, in their order. Raises in every process if one has an error, or says another
-    text under one of FIELDS. ahead: a call that has been agreed on before goes on, and the function that is returned
-    raises behind it."""
+def same(group: Any, number: int) -> bool:
+    """Whether all processes say this number, and not 0."""
+    every = gathered(group, [number])
+    return number != 0 and all(one == [number] for one in every)
+
+
+def agree(group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None) -> list[list[int]]:
+    """What all processes say, in their order: whether they have an error, the numbers `own`, and digests. Raises in every
+    process if one has an error, or says another text under one of FIELDS."""
     texts = [said.get(name, "") for name in FIELDS]
-    mine = (int(error is not None), *own, *map(_digest, texts))
-    known = _agreed.setdefault(whole_of(group), {})
-    expected = known.get(mine) if ahead else None
-    answer = asked(group, mine)
-
-    def check() -> list[list[int]]:
-        rows = answer()
-        if any(row[0] for row in rows) or any(row[4:] != rows[0][4:] for row in rows):
-            _refuse(group, error, texts)
-        if expected is not None and rows != expected:
-            raise ValueError("query, key: other sequences in a process than in the call before, expected the same")
-        return rows
-
-    if expected is not None:
-        return _numbers(expected), check
-    rows = check()
-    if len(known) >= _MOST_KEPT:
-        known.clear()
-    known[mine] = rows
-    return _numbers(rows), lambda: None
+    rows = gathered(group, [int(error is not None), *own, *map(_digest, texts)])
+    if any(row[0] for row in rows) or any(row[4:] != rows[0][4:] for row in rows):
+        _refuse(group, error, texts)
+    return rows
 
 
-def _numbers(rows: list[list[int]]) -> list[tuple[int, int, int]]:
-    return [(row[1], row[2], row[3]) for row in rows]
+def number_of(rows: list[list[int]]) -> int:
+    """A number for what `agree` returned."""
+    return _digest(str(rows)) or 1
 
 
 def _refuse(group: Any, error: Exception | None, texts: list[str]) -> None:

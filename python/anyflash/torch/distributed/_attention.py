@@ -1,7 +1,9 @@
-"""attention of a sequence that is split over processes: checks, agreement, and the choice of the exchange."""
+"""attention of a sequence that is split over processes: checks, agreement, and the program that calls of a kind share."""
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,22 +19,23 @@ from ..._rules import documents_packed, full
 from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
-from ._agree import agree, check_equal
+from ._agree import agree, check_equal, number_of, same
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
 from ._schedule import Costs, Layout, Schedule, schedule_of
 from ._sharding import Sharding
-from ._side import gathered
+from ._side import gathered, whole_of
 from ._speed import speed_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FULL = full()
-_GOES_AHEAD = {False: False, True: True}  # on a CPU an exchange waits, so that nothing is won
 _MOST_KEPT = 256
+_MOST_PROGRAMS = 64
+_programs: weakref.WeakKeyDictionary[Any, OrderedDict[Any, _Program]] = weakref.WeakKeyDictionary()  # of a group
 _checked: set[Any] = set()  # calls that the library has no objection to
 _AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
 _NOT_HERE = ("plan", "out", "page_table", "num_chunks_q", "num_chunks_kv", "dropout_p")
@@ -87,44 +90,120 @@ def attention(
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if rank < 0:
         raise ValueError("group: this process is not in it")
-    call, error = None, None
+    known = _programs.setdefault(whole_of(group), OrderedDict())
+    key = None
     try:
-        refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
-        call = _Prepared(q, k, v, rule, tables, refused, scalars, sharding, exchange, return_lse)
-        call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
-    except Exception as caught:
-        error = caught
-    said, own = (call.said() if call and not error else {}), (call.lengths() if call else (0, 0, 0))
-    lengths, settle = agree(group, said, own, error, ahead=call is not None and not error and call.goes_ahead())
-    assert call is not None
-    layout = call.layout(lengths)
-    rule = call.whole
-    _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
-    shared = call.shares_bias(lengths, layout)
-    schedule = schedule_of(rule, call.align, layout, call.rule_hash, call.costs(group, layout))
-    if "dense(" in str(rule):
-        check_equal(group, "rule: the dense mask sees other keys", str(schedule.stages))
-    if call.by_heads(schedule, layout, ranks):
-        made = attention_by_heads(
-            call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
-        )
-        out, *rows = made
+        q, k, v = cast(q, k, v)
+        numbers = cu_seqlens_q, cu_seqlens_k, key_lengths
+        key = _key((q, k, v, bias, sink, alibi_slopes), numbers, rule, tables, scalars, sharding, exchange, return_lse)
+    except Exception:  # the checks have the message
+        pass
+    program = known.get(key)
+    if not same(group, program.number if program else 0):
+        call, error = None, None
+        try:
+            refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
+            call = _Prepared(q, k, v, rule, tables, refused, scalars, sharding, exchange, return_lse)
+            call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
+        except Exception as caught:
+            error = caught
+        said, own = (call.said() if call and not error else {}), (call.lengths() if call else (0, 0, 0))
+        rows = agree(group, said, own, error)
+        assert call is not None
+        program = _Program(call, group, rank, rows)
+        if key is not None and program.schedule.rule is not None:
+            known[key] = program
+            while len(known) > _MOST_PROGRAMS:
+                known.popitem(last=False)
     else:
-        local = Local(rule, layout, schedule, rank, call.options(False), call.key_lengths)
-        if call.scalars["memory_budget"] is not None:
-            backward = any(call.needs)
-            plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(bias)
-            least = local.least_budget(*plain, backward)
+        known.move_to_end(key)
+    assert program is not None
+    return program.run(group, q, k, v, bias, sink, alibi_slopes)
+
+
+def _key(
+    tensors: tuple[Any, ...], numbers: tuple[Any, ...], rule: Any, tables: Any, scalars: Any, sharding: Any,
+    exchange: Any, return_lse: Any,
+) -> Any:  # fmt: skip
+    """What two calls share that do the same; None, or an error, of a call that has to be looked at."""
+    if torch.compiler.is_compiling() or not is_direct(*tensors[:5]) or not _core.plain_scalars(scalars):
+        return None
+    if any(one is not None and one.device.type != "cpu" for one in numbers):
+        return None
+    rule = given_rule(rule, tables)
+    kinds = [
+        None if x is None else (type(x), x.shape, x.dtype, x.device, x.layout, x.is_neg(), x.requires_grad)
+        for x in tensors
+    ]
+    lists = [None if one is None else (one.dtype, *one.tolist()) for one in numbers]
+    options = [(name, type(one), one) for name, one in scalars.items()]
+    split = None if sharding is None else (id(sharding._layout), sharding.rank)
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    key = (*kinds, *lists, *options, split, str(rule), _core.rule_hash(rule), exchange, str(return_lse), threads, grad)
+    hash(key)
+    return key
+
+
+class _Program:
+    """What each call of a kind does. It holds no tensor of a call."""
+
+    def __init__(self, call: _Prepared, group: Any, rank: int, rows: list[list[int]]) -> None:
+        lengths = [(row[1], row[2], row[3]) for row in rows]
+        ranks, self.rank = len(rows), rank
+        self.number = number_of(rows)  # the same in all processes, and of no other call
+        self.kind, self.batched, self.return_lse = call.kind, call.batched, call.return_lse
+        self.rule, self.layout = call.whole, call.layout(lengths)
+        shapes = self.layout.q_shape, self.layout.k_shape
+        _core.seen_keys(self.rule, *shapes, call.align, [], 1)  # checks the rule, as all processes do
+        self.shares_bias = call.shares_bias(lengths, self.layout)
+        costs = call.costs(group, self.layout)
+        self.schedule = schedule_of(self.rule, call.align, self.layout, call.rule_hash, costs)
+        if "dense(" in str(self.rule):
+            check_equal(group, "rule: the dense mask sees other keys", str(self.schedule.stages))
+        self.by_heads = call.by_heads(self.schedule, self.layout, ranks)
+        self.options, self.key_lengths = call.scalars, call.key_lengths
+        self.local = Local(self.rule, self.layout, self.schedule, rank, call.scalars, call.key_lengths)
+        self.needs_lse = any(call.needs) or bool(call.return_lse)
+        if call.scalars["memory_budget"] is not None and not self.by_heads:
+            plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(call.bias), call.slopes
+            least = self.local.least_budget(*plain, any(call.needs))
             _check_budget(call.scalars["memory_budget"], gathered(group, [least]))
-        out, l, m, lse = AttentionByKeys.apply(
-            call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
-        )
-        rows = [l, m] if return_lse == "lm" else [lse]
-    settle()
-    out = call.as_given(out)
-    if not return_lse:
-        return out
-    return out, *(one if call.batched else one[0] for one in rows)
+
+    def run(self, group: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any, slopes: Any) -> Any:
+        q, k, v = q.unbind(0) if self.kind == "qkv" else (q, k, v)
+        q, k, v = (_to_bhsd(self.kind, x) for x in (q, k, v))
+        if self.by_heads:
+            options = {**self.options, "alibi_slopes": slopes}
+            if self.key_lengths is not None:
+                options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
+            lm = self.return_lse == "lm"
+            out, *rows = attention_by_heads(q, k, v, self.rule, self.layout, group, sink, options, lm)
+        else:
+            call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, self.needs_lse)
+            out, l, m, lse = AttentionByKeys.apply(q, k, v, bias, sink, call)
+            rows = [l, m] if self.return_lse == "lm" else [lse]
+        out = _as_given(self.kind, out)
+        if not self.return_lse:
+            return out
+        return out, *(one if self.batched else one[0] for one in rows)
+
+
+def _to_bhsd(kind: str, x: Tensor) -> Tensor:
+    """(batch, heads, sequence..., channels), of a tensor in the call's layout."""
+    if kind == "thd":
+        return x.transpose(0, 1)[None]
+    if kind == "qkv":
+        return x[None]
+    return x.movedim(-2, 1) if kind == "bshd" else x.movedim(2, -1) if kind == "bhds" else x
+
+
+def _as_given(kind: str, x: Tensor) -> Tensor:
+    """The way back."""
+    if kind == "thd":
+        return x[0].transpose(0, 1)
+    if kind == "qkv":
+        return x[0]
+    return x.movedim(1, -2) if kind == "bshd" else x.movedim(-1, 2) if kind == "bhds" else x
 
 
 def _check_budget(budget: int, least: list[list[int]]) -> None:
@@ -172,28 +251,16 @@ class _Prepared:
                 "query: traced, transformed or a subclass, expected plain tensors in distributed attention"
             )
         self.batched = self.kind not in ("thd", "qkv")
-        self.q, self.k, self.v = (self._to_bhsd(name, one) for name, one in (("query", q), ("key", k), ("value", v)))
+        self.q, self.k, self.v = (self._checked(name, one) for name, one in (("query", q), ("key", k), ("value", v)))
         self.bias = self.sink = self.slopes = self.lengths_q = None
         self.key_lengths: list[int] | None = None
         self.whole = self.rule  # with the documents of cu_seqlens
 
-    def _to_bhsd(self, name: str, x: Tensor) -> Tensor:
+    def _checked(self, name: str, x: Tensor) -> Tensor:
         least = {"thd": 3, "qkv": 3}.get(self.kind, 4)
         if x.dim() < least or x.dim() > (6 if least == 4 else 3):
             raise ValueError(f"{name}: {x.dim()} axes, expected those of layout {self.kind}")
-        if self.kind == "thd":
-            return x.transpose(0, 1)[None]
-        if self.kind == "qkv":
-            return x[None]
-        return x.movedim(-2, 1) if self.kind == "bshd" else x.movedim(2, -1) if self.kind == "bhds" else x
-
-    def as_given(self, x: Tensor) -> Tensor:
-        """A result of (batch, heads, sequence..., channels) in the call's layout."""
-        if self.kind == "thd":
-            return x[0].transpose(0, 1)
-        if self.kind == "qkv":
-            return x[0]
-        return x.movedim(1, -2) if self.kind == "bshd" else x.movedim(-1, 2) if self.kind == "bhds" else x
+        return _to_bhsd(self.kind, x)
 
     def add_tensors(
         self, bias: Any, slopes: Any, sink: Any, cu_q: Any, cu_k: Any, key_lengths: Any, ranks: int
@@ -267,14 +334,6 @@ class _Prepared:
             _checked.clear()
         _checked.add(key)
 
-    def goes_ahead(self) -> bool:
-        """Whether to queue a known call on a GPU while the processes still agree on it: where they ask each other
-        nothing else, and each knows the others' parts."""
-        return _GOES_AHEAD[self.q.is_cuda] and self.sharding is not None and self._asks_nothing()
-
-    def _asks_nothing(self) -> bool:
-        return self.scalars["memory_budget"] is None and "dense(" not in str(self.whole)
-
     def said(self) -> dict[str, str]:
         """What has to be the same in all processes, as texts."""
         return {
@@ -326,14 +385,6 @@ class _Prepared:
         if any(count != 1 for count in rows):
             raise ValueError(f"bias: rows {rows} in the processes, expected their queries {queries}, or 1 in all")
         return True
-
-    def options(self, whole: bool) -> dict[str, Any]:
-        made = dict(self.scalars)
-        if self.slopes is not None:
-            made["alibi_slopes"] = self.slopes
-        if whole and self.key_lengths is not None:
-            made["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
-        return made
 
     def costs(self, group: Any, layout: Layout) -> Costs | None:
         """None where results have to be the same in each run, whatever the machine's speed."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._pieces import Pieces, count_of, merged, places
-from ._schedule import Stage
+from ._schedule import Schedule, Stage
 from ._side import lost, whole_of
 
 _Pair = tuple[Tensor, Tensor]  # of keys and values
@@ -60,44 +60,66 @@ class _Message(NamedTuple):
     tag: int  # the same on both ends: gloo pairs messages by it, NCCL by their order
 
 
+class Routes(NamedTuple):
+    """One process' messages of a stage: (the other process, spans)."""
+
+    sent: list[tuple[int, Pieces]]  # spans of its own keys
+    received: list[tuple[int, Pieces]]  # spans of the stage's keys that come to it
+    entries: int  # of the stage's keys
+
+
+def routes_of(stage: Stage, rank: int, own: Pieces) -> Routes:
+    wanted = stage.keys(rank)
+    sent, received = [], []
+    for (sender, to), pieces in stage.transfers.items():
+        if sender == rank:
+            sent.append((to, merged(places(pieces, own))))
+        elif to == rank:
+            received.append((sender, merged(places(pieces, wanted))))
+    return Routes(sent, received, count_of(wanted))
+
+
 class Exchange:
     """One process' side of the messages. `own`: the keys that it has."""
 
-    def __init__(self, group: Any, rank: int, own: Pieces) -> None:
-        self.group, self.rank, self.own = group, rank, own
+    def __init__(self, group: Any, schedule: Schedule, rank: int, own: Pieces) -> None:
+        self.group, self.schedule, self.rank, self.own = group, schedule, rank, own
 
-    def send_keys(self, number: int, stage: Stage, k: Tensor, v: Tensor) -> Pending:
+    def send_keys(self, number: int, k: Tensor, v: Tensor) -> Pending:
         """Sends what others see of these keys and values. memory: those that come here, in the order of the sequence.
         number: the stage's."""
-        wanted = stage.keys(self.rank)
-        buffers = new_keys(k, count_of(wanted)), new_keys(v, count_of(wanted))
+        routes = self._routes(number)
+        buffers = new_keys(k, routes.entries), new_keys(v, routes.entries)
         messages: list[_Message] = []
         arrived: list[Callable[[], Any]] = []
-        for (sender, to), pieces in stage.transfers.items():
-            if sender == self.rank:
-                messages += self._sent(to, 2 * number, (as_sent(k), as_sent(v)), merged(places(pieces, self.own)))
-            elif to == self.rank:
-                spans = merged(places(pieces, wanted))
-                messages += self._received(sender, 2 * number, buffers, spans, arrived)
+        for to, spans in routes.sent:
+            messages += self._sent(to, 2 * number, (as_sent(k), as_sent(v)), spans)
+        for sender, spans in routes.received:
+            messages += self._received(sender, 2 * number, buffers, spans, arrived)
         return Pending(self._start(messages), (as_given(buffers[0]), as_given(buffers[1])), messages, arrived)
 
-    def return_gradients(self, number: int, stage: Stage, gradients: _Pair) -> Pending:
+    def return_gradients(self, number: int, gradients: _Pair) -> Pending:
         """The way back: sends gradients of the stage's keys and values to their processes. memory: what comes here, as
-        (pieces, tensors) in a fixed order."""
-        wanted = stage.keys(self.rank)
+        (spans of the own keys, tensors) in a fixed order."""
+        routes = self._routes(number)
         messages: list[_Message] = []
         arriving = []
         dk, dv = gradients
-        for (sender, to), pieces in stage.transfers.items():
-            if to == self.rank:
-                spans = merged(places(pieces, wanted))
-                messages += self._sent(sender, 2 * number + 1, (as_sent(dk), as_sent(dv)), spans)
-            elif sender == self.rank:
-                count = count_of(pieces)
-                buffers = new_keys(dk, count), new_keys(dv, count)
-                messages += self._received(to, 2 * number + 1, buffers, ((0, count),), [])
-                arriving.append((pieces, (as_given(buffers[0]), as_given(buffers[1]))))
+        for sender, spans in routes.received:
+            messages += self._sent(sender, 2 * number + 1, (as_sent(dk), as_sent(dv)), spans)
+        for to, spans in routes.sent:
+            count = count_of(spans)
+            buffers = new_keys(dk, count), new_keys(dv, count)
+            messages += self._received(to, 2 * number + 1, buffers, ((0, count),), [])
+            arriving.append((spans, (as_given(buffers[0]), as_given(buffers[1]))))
         return Pending(self._start(messages), arriving, messages, [])
+
+    def _routes(self, number: int) -> Routes:
+        kept: Routes | None = self.schedule.routes.get((self.rank, number))
+        if kept is None:
+            kept = routes_of(self.schedule.stages[number], self.rank, self.own)
+            self.schedule.routes[self.rank, number] = kept
+        return kept
 
     @staticmethod
     def _sent(peer: int, step: int, tensors: _Pair, spans: Pieces) -> list[_Message]:

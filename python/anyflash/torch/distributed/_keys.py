@@ -12,7 +12,6 @@ from .._attention import in_memory, once
 from ._agree import summed
 from ._exchange import Exchange, Pending
 from ._local import Joined, Local, apart
-from ._pieces import Pieces, merged, places
 from ._schedule import Schedule
 
 
@@ -22,13 +21,11 @@ class Call(NamedTuple):
     group: Any
     rank: int
     shared_bias: bool  # its one row is that of all queries, in all processes
-
-    @property
-    def keys(self) -> Pieces:
-        return self.local.layout.keys[self.rank]
+    slopes: Tensor | None
+    needs_lse: bool
 
     def exchange(self) -> Exchange:
-        return Exchange(self.group, self.rank, self.keys)
+        return Exchange(self.group, self.schedule, self.rank, self.local.layout.keys[self.rank])
 
     def stages(self) -> tuple[Any, ...]:
         """None if this process neither sends nor receives anything."""
@@ -45,10 +42,10 @@ class AttentionByKeys(torch.autograd.Function):
         last: tuple[Tensor, ...] = ()
         for number, k_here, v_here in _stages(call, k, v):
             last = (k_here, v_here) if number >= 0 else ()
-            for part in call.local.parts(number):
-                joined.add(part.rows, *call.local.forward(part, q, k_here, v_here, bias))
+            for one in call.local.calls(number):
+                joined.add(one.part.rows, *call.local.forward(one, q, k_here, v_here, bias, call.slopes))
         out, row_sum, row_max = joined.finish(sink)
-        lse = row_max + row_sum.log()
+        lse = row_max + row_sum.log() if call.needs_lse else None
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(row_sum, row_max)
@@ -84,7 +81,7 @@ def _in_turn(call: Call, k: Tensor, v: Tensor, stages: int, first: Any) -> Itera
     exchange = call.exchange()
 
     def send(i: int) -> Pending | None:
-        return exchange.send_keys(i, call.schedule.stages[i], k, v) if i < stages else None
+        return exchange.send_keys(i, k, v) if i < stages else None
 
     pending = send(0)
     yield first
@@ -138,7 +135,7 @@ def _backward(
     call: Call, wanted: Any, dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
     out: Tensor, lse: Tensor, *last: Tensor,
 ) -> Any:  # fmt: skip
-    local, exchange, stages = call.local, call.exchange(), call.schedule.stages
+    local, exchange = call.local, call.exchange()
     of_keys = wanted[1] or wanted[2]
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
@@ -146,8 +143,9 @@ def _backward(
     returning: Pending | None = None
     for number, k_here, v_here in _stages_back(call, k, v, last):
         of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
-        for part in local.parts(number):
-            made = local.backward(part, bits, dout, dlse, (q, bias, out, lse), k_here, v_here)
+        for one in local.calls(number):
+            part = one.part
+            made = local.backward(one, bits, dout, dlse, (q, bias, out, lse), k_here, v_here, call.slopes)
             if wanted[0]:
                 dq.add(part.rows, made[0])
             for total, gradient in zip(of_stage if of_keys else [], made[1:3]):
@@ -156,9 +154,9 @@ def _backward(
                 local.add_bias_gradient(part, made[3], dbias.sum())
         if of_keys and number >= 0:
             gradients = of_stage[0].finish(), of_stage[1].finish()
-            _add_returned(own, call.keys, returning)  # of the stage before: only one is under way
-            returning = exchange.return_gradients(number, stages[number], gradients)
-    _add_returned(own, call.keys, returning)
+            _add_returned(own, returning)  # of the stage before: only one is under way
+            returning = exchange.return_gradients(number, gradients)
+    _add_returned(own, returning)
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
@@ -167,11 +165,11 @@ def _backward(
     return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
 
 
-def _add_returned(own: list[_Sum], keys: Pieces, returning: Pending | None) -> None:
+def _add_returned(own: list[_Sum], returning: Pending | None) -> None:
     """Adds gradients of own keys that other processes have sent."""
-    for pieces, gradients in returning.wait() if returning else ():
+    for spans, gradients in returning.wait() if returning else ():
         at = 0
-        for start, count in merged(places(pieces, keys)):
+        for start, count in spans:
             for total, gradient in zip(own, gradients):
                 total.add((start, count), gradient.narrow(2, at, count))
             at += count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +16,18 @@ from ._parts import Part, own_parts, stage_parts
 from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
 
-_MOST_KEPT = 64  # of a schedule
-_OF_A_CACHE = {False: 1 << 18, True: 1 << 22}  # numbers that are joined at a time, on a CPU and on a GPU
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 
 
+class LocalCall(NamedTuple):
+    """One call of a process on keys at hand."""
+
+    part: Part
+    options: dict[str, Any]  # that each repetition has; a plan is added by the first
+
+
 class Local:
-    """The calls of one process. `options`: those of anyflash.torch.attention but the rule, bias and lengths."""
+    """The calls of one process. `options`: those of anyflash.torch.attention but the rule, the lengths and tensors."""
 
     def __init__(
         self,
@@ -35,61 +40,56 @@ class Local:
     ) -> None:
         self.layout, self.options, self.lengths = layout, options, lengths
         self.rule = rule if schedule.rule is None else schedule.rule
-        self.has_tables = bool(self.rule._parts[1]) or lengths is not None
+        # The library keeps plans of rules without tables itself.
+        self.keeps_plans = schedule.rule is not None and (bool(self.rule._parts[1]) or lengths is not None)
         self.schedule, self.rank = schedule, rank
         self.inner_q, self.inner_k = prod(layout.q_shape[1:]), prod(layout.k_shape[1:])
+        self._calls: dict[int, list[LocalCall]] = {}
 
-    def parts(self, number: int) -> tuple[Part, ...]:
-        """The calls on the keys of a stage, or on the own keys if the number is -1."""
-        kept = self.schedule.parts.get((self.rank, number))
-        if kept is None:
-            queries = self.layout.queries[self.rank]
-            if number < 0:
-                kept = own_parts(self.layout, queries, self.layout.keys[self.rank])
-            else:
-                keys = self.schedule.stages[number].keys(self.rank)
-                kept = stage_parts(self.rule, self.options["align"], self.layout, queries, keys)
-            self.schedule.parts[self.rank, number] = kept
-        made: tuple[Part, ...] = kept
+    def calls(self, number: int) -> list[LocalCall]:
+        """Those on the keys of a stage, or on the own keys if the number is -1."""
+        made = self._calls.get(number)
+        if made is None:
+            made = self._calls[number] = [LocalCall(part, self._options(part)) for part in self._parts(number)]
         return made
 
-    def least_budget(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, backward: bool) -> int:
+    def least_budget(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, backward: bool) -> int:
         """The smallest memory_budget with which all calls of this process work."""
         least = 0
         for number in range(-1, len(self.schedule.stages)):
             if number >= 0:
                 count = count_of(self.schedule.stages[number].keys(self.rank))
                 k, v = as_given(new_keys(k, count)), as_given(new_keys(v, count))
-            for part in self.parts(number):
-                call = self._cut(part, q, k, v)
-                options, _ = self._options(part, q, self.bias_of(part, bias))
-                least = max(least, _core.torch_least_budget(*call, {**options, "memory_budget": None}, backward))
+            for call in self.calls(number):
+                cut = _cut(call.part, q, k, v)
+                options, _ = self._given(call, cut, self.bias_of(call.part, bias), slopes)
+                least = max(least, _core.torch_least_budget(*cut, {**options, "memory_budget": None}, backward))
         return least
 
     def forward(
-        self, part: Part, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+        self, call: LocalCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """out, row_sum and row_max of a part."""
-        q, k, v = self._cut(part, q, k, v)
-        options, others = self._options(part, q, self.bias_of(part, bias))
-        self._add_plan(options, q, k, v)
-        made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, q, k, v, None, "lm")
+        """out, row_sum and row_max of a call."""
+        cut = _cut(call.part, q, k, v)
+        options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes)
+        self._add_plan(call, cut, options)
+        made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, *cut, None, "lm")
         return made
 
     def backward(
-        self, part: Part, wanted: int, dout: Tensor, dlse: Tensor | None, saved: tuple[Any, ...], k: Tensor, v: Tensor
-    ) -> Any:
+        self, call: LocalCall, wanted: int, dout: Tensor, dlse: Tensor | None, saved: tuple[Any, ...], k: Tensor,
+        v: Tensor, slopes: Tensor | None,
+    ) -> Any:  # fmt: skip
         """The gradients of q, k, v and bias. saved: q, bias, and the joined out and lse."""
         q, bias, out, lse = saved
-        start, count = part.rows
+        start, count = call.part.rows
         rows = start * self.inner_q, count * self.inner_q
-        q, k, v = self._cut(part, q, k, v)
-        bias = self.bias_of(part, bias)
-        options, _ = self._options(part, q, None)
-        self._add_plan(options, q, k, v)
+        cut = _cut(call.part, q, k, v)
+        options, _ = self._given(call, cut, None, slopes)
+        self._add_plan(call, cut, options)
         dlse = None if dlse is None else dlse.narrow(2, *rows)
         dout, out, lse = dout.narrow(2, start, count), out.narrow(2, start, count), lse.narrow(2, *rows)
-        return _gradients(wanted, options, dout, dlse, q, k, v, bias, None, out, lse)
+        return _gradients(wanted, options, dout, dlse, *cut, self.bias_of(call.part, bias), None, out, lse)
 
     def bias_of(self, part: Part, bias: Tensor | None) -> Tensor | None:
         """The bias of a part's queries and keys."""
@@ -114,51 +114,51 @@ class Local:
             total.narrow(3, first * self.inner_k, entries).add_(gradient.narrow(3, at, entries))
             at += entries
 
-    def _cut(self, part: Part, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q.narrow(2, *part.rows), k.narrow(2, *part.columns), v.narrow(2, *part.columns)
+    def _parts(self, number: int) -> tuple[Part, ...]:
+        kept = self.schedule.parts.get((self.rank, number))
+        if kept is None:
+            queries = self.layout.queries[self.rank]
+            if number < 0:
+                kept = own_parts(self.layout, queries, self.layout.keys[self.rank])
+            else:
+                keys = self.schedule.stages[number].keys(self.rank)
+                kept = stage_parts(self.rule, self.options["align"], self.layout, queries, keys)
+            self.schedule.parts[self.rank, number] = kept
+        made: tuple[Part, ...] = kept
+        return made
 
-    def _options(self, part: Part, q: Tensor, bias: Tensor | None) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        options = dict(self.options)
+    def _options(self, part: Part) -> dict[str, Any]:
+        options, lengths = dict(self.options), None
         if self.lengths is not None:
             own = [before(part.keys, length) for length in self.lengths]
             options["key_lengths"] = torch.tensor(own, dtype=torch.int64)
-        options["rule"] = self._rule(part)
+            lengths = torch.tensor(self.lengths, dtype=torch.int64)
+        shapes = self.layout.q_shape, self.layout.k_shape
+        options["rule"] = _core.rule_part(self.rule, *shapes, part.queries, part.keys, lengths)
+        return options
+
+    def _given(
+        self, call: LocalCall, tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, slopes: Tensor | None
+    ) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """The options with what is this time's own, and what comes from other frameworks."""
+        options, others = dict(call.options), ()
         if bias is not None:
             options["bias"] = bias
-        others: tuple[Any, ...] = ()
-        if q.is_cuda:
-            others = others_of(q, options)
-            options["stream"] = stream_of(q, others)
+        if slopes is not None:
+            options["alibi_slopes"] = slopes
+        if tensors[0].is_cuda:
+            others = others_of(tensors[0], options)
+            options["stream"] = stream_of(tensors[0], others)
         return options, others
 
-    def _rule(self, part: Part) -> Any:
-        key = part.queries, part.keys, None if self.lengths is None else tuple(self.lengths)
-        made = self.schedule.rules.get(key)
-        if made is None:
-            lengths = None if self.lengths is None else torch.tensor(self.lengths, dtype=torch.int64)
-            shapes = self.layout.q_shape, self.layout.k_shape
-            made = _core.rule_part(self.rule, *shapes, part.queries, part.keys, lengths)
-            if self.schedule.rule is not None:
-                _keep(self.schedule.rules, key, made)
-        return made
-
-    def _add_plan(self, options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> None:
-        """The library keeps plans of rules without tables itself."""
-        if self.schedule.rule is None or not self.has_tables:
-            return
-        sizes = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
-        key = id(options["rule"]), *sizes, options["memory_budget"], options["align"], options["threads"]
-        made = self.schedule.plans.get(key)
-        if made is None:
-            made = _core.plan(q.detach(), k.detach(), v.detach(), options)
-            _keep(self.schedule.plans, key, made)
-        options["plan"] = made
+    def _add_plan(self, call: LocalCall, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> None:
+        if self.keeps_plans and "plan" not in options:
+            q, k, v = (x.detach() for x in tensors)
+            options["plan"] = call.options["plan"] = _core.plan(q, k, v, options)
 
 
-def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
-    if len(known) >= _MOST_KEPT:
-        known.clear()
-    known[key] = made
+def _cut(part: Part, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return q.narrow(2, *part.rows), k.narrow(2, *part.columns), v.narrow(2, *part.columns)
 
 
 class Joined:
@@ -220,22 +220,8 @@ class Joined:
     def _join(self, to: _Results, rows: tuple[int, int], made: _Results) -> None:
         """Adds a part's results in place."""
         flat = rows[0] * self.inner, rows[1] * self.inner
-        total, sums, maxima = to[0].narrow(2, *rows), to[1].narrow(2, *flat), to[2].narrow(2, *flat)
-        out, row_sum, row_max = made
-        greater = torch.maximum(maxima, row_max)
-        seen = greater > -torch.inf
-        mine = torch.where(seen, (maxima - greater).exp() * sums, 0.0)
-        more = torch.where(seen, (row_max - greater).exp() * row_sum, 0.0)
-        both = mine + more
-        of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
-        of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
-        step = max(1, (_OF_A_CACHE[total.is_cuda] * total.shape[2]) // max(total.numel(), 1))
-        for first in range(0, total.shape[2], step):
-            some = first, min(step, total.shape[2] - first)
-            mine, more, to_all, to_some = (x.narrow(2, *some) for x in (total, out, of_total, of_out))
-            torch.addcmul(mine * to_all, more, to_some, out=mine)  # in the type of the weights, rounded once
-        sums.copy_(both)
-        maxima.copy_(greater)
+        into = to[0].narrow(2, *rows), to[1].narrow(2, *flat), to[2].narrow(2, *flat)
+        _core.torch_join(*into, *made, stream_of(self.q), torch.get_num_threads())
 
 
 def apart(rows: tuple[int, int], others: list[tuple[int, int]]) -> bool:

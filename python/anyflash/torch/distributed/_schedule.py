@@ -47,9 +47,8 @@ class Schedule(NamedTuple):
     stages: tuple[Stage, ...]
     seen: tuple[Pieces, ...]  # the keys that each process' queries see
     parts: dict[tuple[int, int], Any]  # (rank, stage): the local calls, as they are asked for
+    routes: dict[tuple[int, int], Any]  # (rank, stage): the messages, the same
     rule: Any = None  # with tables of its own, so that what is made of it stays right; None: not kept
-    rules: dict[Any, Any] = {}  # of the local calls
-    plans: dict[Any, Any] = {}  # the same
 
     def most_received(self) -> int:
         """Keys of the process that receives most."""
@@ -80,7 +79,7 @@ def schedule_of(
     made = _new_schedule(rule, align, layout, costs)
     if key is not None:
         own = _core.parse_rule(*rule.__reduce__()[1]) if rule._parts[1] else rule
-        made = made._replace(rule=own, rules={}, plans={})
+        made = made._replace(rule=own)
         with _lock:
             _kept[key] = made
             while len(_kept) > _MOST_KEPT:
@@ -90,7 +89,7 @@ def schedule_of(
 
 def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) -> Schedule:
     if not prod(layout.q_shape) or not prod(layout.k_shape):
-        return Schedule((), ((),) * len(layout.queries), {})
+        return Schedule((), ((),) * len(layout.queries), {}, {})
     asked = [list(pieces) for pieces in layout.queries]
     seen = tuple(
         map(tuple, _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape)))
@@ -99,7 +98,7 @@ def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) ->
     moved = _transfers(layout, seen)
     stages = _stages(moved, most)
     if costs is None or not stages:
-        return Schedule(stages, seen, {})
+        return Schedule(stages, seen, {}, {})
     pairs = _pairs(rule, align, layout)
     best = _seconds(stages, layout, seen, pairs, costs)
     for parts in (2, 4, 8):
@@ -110,7 +109,7 @@ def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) ->
         seconds = _seconds(finer, layout, seen, pairs, costs)
         if seconds < 0.98 * best:  # of nearly equal ones the first, which has the fewest stages
             stages, best = finer, seconds
-    return Schedule(stages, seen, {})
+    return Schedule(stages, seen, {}, {})
 
 
 def _transfers(layout: Layout, seen: tuple[Pieces, ...]) -> list[dict[tuple[int, int], Pieces]]:

@@ -27,22 +27,12 @@ def side(group: Any) -> Any:
     return made
 
 
-def asked(group: Any, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
-    """Asks for all processes' numbers; the function waits for them and gives them in the order of the ranks."""
-    mine, over = torch.tensor(numbers, dtype=torch.int64), side(group)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(over))]
-    work = lost(lambda: dist.all_gather(every, mine, group=over, async_op=True))
-
-    def answer() -> list[list[int]]:
-        lost(work.wait)
-        return in_order(group, [one.tolist() for one in every])
-
-    return answer
-
-
 def gathered(group: Any, numbers: Sequence[int]) -> list[list[int]]:
     """All processes' numbers, in the order of their ranks."""
-    return asked(group, numbers)()
+    mine, over = torch.tensor(numbers, dtype=torch.int64), side(group)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(over))]
+    lost(lambda: dist.all_gather(every, mine, group=over))
+    return in_order(group, [one.tolist() for one in every])
 
 
 def told(group: Any, mine: Any) -> list[Any]:
