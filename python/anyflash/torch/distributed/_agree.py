@@ -4,13 +4,13 @@ to raise still takes part, so that no other waits for it."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ._side import gathered, lost, told
+from ._side import asked, gathered, lost, told
 
 # What has to be equal, each with a text that a message can show.
 FIELDS = (
@@ -28,10 +28,10 @@ FIELDS = (
 )
 
 
-def same(group: Any, number: int) -> bool:
-    """Whether all processes say this number, and not 0."""
-    every = gathered(group, [number])
-    return number != 0 and all(one == [number] for one in every)
+def same(group: Any, number: int) -> Callable[[], bool]:
+    """Asks whether all processes say this number, and not 0; the function waits for the answer."""
+    answer = asked(group, [number])
+    return lambda: all(one == [number] for one in answer()) and number != 0
 
 
 def agree(group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None) -> list[list[int]]:

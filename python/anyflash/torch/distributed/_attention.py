@@ -20,6 +20,7 @@ from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
 from ._agree import agree, check_equal, number_of, same
+from ._exchange import Ready
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
@@ -99,7 +100,10 @@ def attention(
     except Exception:  # the checks have the message
         pass
     program = known.get(key)
-    if not same(group, program.number if program else 0):
+    given = group, q, k, v, bias, sink, alibi_slopes
+    all_know = same(group, program.number if program else 0)
+    prepared = program.prepared(*given) if program else None  # while they answer
+    if not all_know():
         call, error = None, None
         try:
             refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
@@ -115,10 +119,11 @@ def attention(
             known[key] = program
             while len(known) > _MOST_PROGRAMS:
                 known.popitem(last=False)
+        prepared = program.prepared(*given)
     else:
         known.move_to_end(key)
-    assert program is not None
-    return program.run(group, q, k, v, bias, sink, alibi_slopes)
+    assert program is not None and prepared is not None
+    return program.run(*prepared)
 
 
 def _key(
@@ -169,18 +174,22 @@ class _Program:
             least = self.local.least_budget(*plain, any(call.needs))
             _check_budget(call.scalars["memory_budget"], gathered(group, [least]))
 
-    def run(self, group: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any, slopes: Any) -> Any:
+    def prepared(self, group: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any, slopes: Any) -> tuple[Any, ...]:
+        """What `run` takes: all that needs no other process."""
         q, k, v = q.unbind(0) if self.kind == "qkv" else (q, k, v)
         q, k, v = (_to_bhsd(self.kind, x) for x in (q, k, v))
+        call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, self.needs_lse)
+        return q, k, v, bias, sink, call, None if self.by_heads else call.ready(k, v)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
         if self.by_heads:
-            options = {**self.options, "alibi_slopes": slopes}
+            options = {**self.options, "alibi_slopes": call.slopes}
             if self.key_lengths is not None:
                 options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
             lm = self.return_lse == "lm"
-            out, *rows = attention_by_heads(q, k, v, self.rule, self.layout, group, sink, options, lm)
+            out, *rows = attention_by_heads(q, k, v, self.rule, self.layout, call.group, sink, options, lm)
         else:
-            call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, self.needs_lse)
-            out, l, m, lse = AttentionByKeys.apply(q, k, v, bias, sink, call)
+            out, l, m, lse = AttentionByKeys.apply(q, k, v, bias, sink, call, first)
             rows = [l, m] if self.return_lse == "lm" else [lse]
         out = _as_given(self.kind, out)
         if not self.return_lse:

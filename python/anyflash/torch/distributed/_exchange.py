@@ -53,6 +53,14 @@ def new_keys(like: Tensor, count: int) -> Tensor:
     return like.new_empty((count, *like.shape[3:-1], *like.shape[:2], like.shape[-1]))
 
 
+class Ready(NamedTuple):
+    """Messages that nobody has been told of yet."""
+
+    memory: Any
+    messages: list[_Message]
+    arrived: list[Callable[[], Any]]
+
+
 class _Message(NamedTuple):
     kind: Any
     tensor: Tensor
@@ -85,9 +93,9 @@ class Exchange:
     def __init__(self, group: Any, schedule: Schedule, rank: int, own: Pieces) -> None:
         self.group, self.schedule, self.rank, self.own = group, schedule, rank, own
 
-    def send_keys(self, number: int, k: Tensor, v: Tensor) -> Pending:
-        """Sends what others see of these keys and values. memory: those that come here, in the order of the sequence.
-        number: the stage's."""
+    def keys(self, number: int, k: Tensor, v: Tensor) -> Ready:
+        """What others see of these keys and values. memory: those that come here, in the order of the sequence. number:
+        the stage's."""
         routes = self._routes(number)
         buffers = new_keys(k, routes.entries), new_keys(v, routes.entries)
         messages: list[_Message] = []
@@ -96,7 +104,11 @@ class Exchange:
             messages += self._sent(to, 2 * number, (as_sent(k), as_sent(v)), spans)
         for sender, spans in routes.received:
             messages += self._received(sender, 2 * number, buffers, spans, arrived)
-        return Pending(self._start(messages), (as_given(buffers[0]), as_given(buffers[1])), messages, arrived)
+        return Ready((as_given(buffers[0]), as_given(buffers[1])), messages, arrived)
+
+    def start(self, ready: Ready) -> Pending:
+        memory, messages, arrived = ready
+        return Pending(self._start(messages), memory, messages, arrived)
 
     def return_gradients(self, number: int, gradients: _Pair) -> Pending:
         """The way back: sends gradients of the stage's keys and values to their processes. memory: what comes here, as
@@ -112,7 +124,7 @@ class Exchange:
             buffers = new_keys(dk, count), new_keys(dv, count)
             messages += self._received(to, 2 * number + 1, buffers, ((0, count),), [])
             arriving.append((spans, (as_given(buffers[0]), as_given(buffers[1]))))
-        return Pending(self._start(messages), arriving, messages, [])
+        return self.start(Ready(arriving, messages, []))
 
     def _routes(self, number: int) -> Routes:
         kept: Routes | None = self.schedule.routes.get((self.rank, number))

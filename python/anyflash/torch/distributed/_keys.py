@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._attention import in_memory, once
 from ._agree import summed
-from ._exchange import Exchange, Pending
+from ._exchange import Exchange, Pending, Ready
 from ._local import Joined, Local, apart
 from ._schedule import Schedule
 
@@ -27,6 +27,10 @@ class Call(NamedTuple):
     def exchange(self) -> Exchange:
         return Exchange(self.group, self.schedule, self.rank, self.local.layout.keys[self.rank])
 
+    def ready(self, k: Tensor, v: Tensor) -> Ready | None:
+        """The first messages."""
+        return self.exchange().keys(0, k.detach(), v.detach()) if self.stages() else None
+
     def stages(self) -> tuple[Any, ...]:
         """None if this process neither sends nor receives anything."""
         moves = any(self.rank in pair for stage in self.schedule.stages for pair in stage.transfers)
@@ -37,10 +41,10 @@ class AttentionByKeys(torch.autograd.Function):
     """(out, row_sum, row_max, lse) of the process' queries. q, k and v are (batch, heads, sequence..., channels)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
         joined = Joined(q, v.shape[-1], call.local.inner_q)
         last: tuple[Tensor, ...] = ()
-        for number, k_here, v_here in _stages(call, k, v):
+        for number, k_here, v_here in _in_turn(call, k, v, len(call.stages()), (-1, k, v), first):
             last = (k_here, v_here) if number >= 0 else ()
             for one in call.local.calls(number):
                 joined.add(one.part.rows, *call.local.forward(one, q, k_here, v_here, bias, call.slopes))
@@ -59,16 +63,11 @@ class AttentionByKeys(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else in_memory(dout)
         dlse = None if dlse is None else in_memory(dlse)
         wanted = ctx.needs_input_grad
-        return *once(_backward, ctx.call, wanted, dout, dlse, *ctx.saved_tensors), None
-
-
-def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The own keys under the number -1, then those of each stage under its own."""
-    return _in_turn(call, k, v, len(call.stages()), (-1, k, v))
+        return *once(_backward, ctx.call, wanted, dout, dlse, *ctx.saved_tensors), None, None
 
 
 def _stages_back(call: Call, k: Tensor, v: Tensor, last: tuple[Tensor, ...]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The last stage first, whose keys the forward pass has left, and the own keys at the end: so there is work beside
+    """The keys of stages by their numbers, the own ones under -1. The last stage first, whose keys the forward pass has left, and the own keys at the end: so there is work beside
     the first message and beside the last."""
     stages = len(call.stages())
     if stages:
@@ -76,15 +75,18 @@ def _stages_back(call: Call, k: Tensor, v: Tensor, last: tuple[Tensor, ...]) -> 
     yield -1, k, v
 
 
-def _in_turn(call: Call, k: Tensor, v: Tensor, stages: int, first: Any) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """What needs no message, then so many stages. While one is worked on, the next is under way."""
+def _in_turn(
+    call: Call, k: Tensor, v: Tensor, stages: int, at_hand: Any, first: Ready | None = None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """What needs no message, then so many stages. While one is worked on, the next is under way. first: the messages of
+    the first one, if they are ready."""
     exchange = call.exchange()
 
-    def send(i: int) -> Pending | None:
-        return exchange.send_keys(i, k, v) if i < stages else None
+    def send(i: int, ready: Ready | None = None) -> Pending | None:
+        return exchange.start(ready or exchange.keys(i, k, v)) if i < stages else None
 
-    pending = send(0)
-    yield first
+    pending = send(0, first)
+    yield at_hand
     for i in range(stages):
         after = send(i + 1)
         assert pending is not None

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 _Result = TypeVar("_Result")
+_TAG = 1 << 21  # of no other message
 _sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -27,12 +28,30 @@ def side(group: Any) -> Any:
     return made
 
 
+def asked(group: Any, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
+    """Tells all processes these numbers; the function waits for theirs, and gives them in the order of the ranks. A
+    message to each is faster than a collective, which goes through threads of gloo's."""
+    mine, over = torch.tensor(numbers, dtype=torch.int64), side(group)
+    every = [mine if rank == over.rank() else torch.empty_like(mine) for rank in range(over.size())]
+    others = [rank for rank in range(over.size()) if rank != over.rank()]
+    works = lost(
+        lambda: [
+            *[over.recv([every[rank]], rank, _TAG) for rank in others],
+            *[over.send([mine], rank, _TAG) for rank in others],
+        ]
+    )
+
+    def answer() -> list[list[int]]:
+        for work in works:
+            lost(work.wait)
+        return in_order(group, [one.tolist() for one in every])
+
+    return answer
+
+
 def gathered(group: Any, numbers: Sequence[int]) -> list[list[int]]:
     """All processes' numbers, in the order of their ranks."""
-    mine, over = torch.tensor(numbers, dtype=torch.int64), side(group)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(over))]
-    lost(lambda: dist.all_gather(every, mine, group=over))
-    return in_order(group, [one.tolist() for one in every])
+    return asked(group, numbers)()
 
 
 def told(group: Any, mine: Any) -> list[Any]:
