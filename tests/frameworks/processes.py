@@ -44,5 +44,5 @@ def begin(program, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"},
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"},
     )

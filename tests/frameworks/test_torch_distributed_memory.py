@@ -50,6 +50,8 @@ else:
 
 # In multiples of the own part of q. Keys come in ranks - 1 stages: no more than three of them may be there at once.
 PEAK = """
+from anyflash.torch.distributed import _schedule
+_schedule._AT_ONCE = 0
 from torch.profiler import ProfilerActivity, profile
 
 def peak(length, backward):

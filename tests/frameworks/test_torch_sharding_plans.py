@@ -117,14 +117,24 @@ def test_a_window_joins_the_rows_at_the_seam_alone():
     assert part.rows == (0, 128)
 
 
+def stages_of(plan, latency, of_key, of_stage, key_bytes):
+    """The stages, if the own work takes a millisecond."""
+    costs = Costs(latency=latency, of_key=of_key, key_bytes=key_bytes, of_pair=1e-12, of_stage=of_stage)
+    return schedule_of(plan.rule, "none_front", plan._layout, costs=costs).stages
+
+
 def test_stages_are_as_many_as_the_exchange_needs():
     plan = plan_sharding(af.full(), 1 << 16, ranks=2)
-    stages = lambda *seconds: len(schedule_of(plan.rule, "none_front", plan._layout, costs=Costs(*seconds)).stages)
-    of_pair = 1e-12  # the own work: a millisecond
-    assert stages(1e-5, 1e-9, of_pair, 1e-4) == 1  # hidden behind it
-    assert stages(1e-5, 1e-7, of_pair, 1e-5) > 1  # longer than it: the first keys should come soon
-    assert stages(1e-1, 1e-7, of_pair, 1e-5) == 1  # but not if each message costs more
-    fine = schedule_of(plan.rule, "none_front", plan._layout, costs=Costs(1e-5, 1e-7, of_pair, 1e-5))
+    assert len(stages_of(plan, 1e-5, 1e-9, 1e-4, 1024)) == 1  # hidden behind it
+    assert len(stages_of(plan, 1e-1, 1e-7, 1e-5, 1024)) == 1  # each message costs more than it wins
+    fine = stages_of(plan, 1e-5, 1e-7, 1e-5, 1024)
+    assert len(fine) > 1  # longer than it: the first keys should come soon
     for rank in range(2):
-        keys = [piece for stage in fine.stages for piece in stage.keys(rank)]
+        keys = [piece for stage in fine for piece in stage.keys(rank)]
         assert merged(keys) == plan._layout.keys[1 - rank]
+
+
+def test_keys_of_several_processes_come_at_once_where_they_are_few():
+    plan = plan_sharding(af.full(), 1 << 14, ranks=4)
+    assert len(stages_of(plan, 1e-5, 1e-9, 1e-3, 8192)) == 1  # three messages and calls would take longer
+    assert len(stages_of(plan, 1e-5, 1e-9, 1e-3, 1 << 20)) == 3  # too many bytes for one

@@ -405,7 +405,8 @@ class _Prepared:
         heads_k, channels = self.k.shape[0] * self.k.shape[1], self.q.shape[-1] + self.v.shape[-1]
         heads_q, size = self.q.shape[0] * self.q.shape[1], self.q.element_size()
         of_pair = heads_q * channels / 2 / speed.work
-        return Costs(speed.latency, heads_k * channels * size / speed.bytes, of_pair, 2 * speed.call)
+        key_bytes = heads_k * channels * size
+        return Costs(speed.latency, key_bytes / speed.bytes, key_bytes, of_pair, 2 * speed.call)
 
     def by_heads(self, schedule: Schedule, layout: Layout, ranks: int) -> bool:
         """Whether to exchange heads: possible where each process gets as many, and better where it moves less."""

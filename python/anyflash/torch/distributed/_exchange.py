@@ -18,6 +18,10 @@ from ._pieces import Pieces, count_of, merged, places
 from ._schedule import Schedule, Stage
 from ._side import lost, whole_of
 
+# Cycles that the current stream's next kernel waits for NCCL's to begin. If it began first, it would keep all SMs until
+# its end, and the exchange would begin then.
+_HEAD_START = 12_000
+
 _Pair = tuple[Tensor, Tensor]  # of keys and values
 
 
@@ -108,7 +112,10 @@ class Exchange:
 
     def start(self, ready: Ready) -> Pending:
         memory, messages, arrived = ready
-        return Pending(self._start(messages), memory, messages, arrived)
+        works = self._start(messages)
+        if works and messages[0].tensor.is_cuda:
+            torch.cuda._sleep(_HEAD_START)
+        return Pending(works, memory, messages, arrived)
 
     def return_gradients(self, number: int, gradients: _Pair) -> Pending:
         """The way back: sends gradients of the stage's keys and values to their processes. memory: what comes here, as

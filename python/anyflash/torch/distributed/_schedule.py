@@ -11,6 +11,7 @@ from ... import _core
 from ._pieces import Pieces, common, count_of, cut, merged
 
 _MOST_KEPT = 64
+_AT_ONCE = 128 << 20  # bytes of keys and values that a stage may bring although they are more than the own ones
 _kept: OrderedDict[Any, Schedule] = OrderedDict()
 _lock = threading.Lock()
 
@@ -29,6 +30,7 @@ class Costs(NamedTuple):
 
     latency: float  # of an exchange
     of_key: float  # more for each key that a process receives, in all heads
+    key_bytes: int  # of a key and its value, in all heads
     of_pair: float  # of a visible pair in all heads
     of_stage: float  # of the calls and the join of a stage, beside their pairs
 
@@ -101,14 +103,14 @@ def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) ->
         return Schedule(stages, seen, {}, {})
     pairs = _pairs(rule, align, layout)
     best = _seconds(stages, layout, seen, pairs, costs)
-    for parts in (2, 4, 8):
-        limit = most // parts
-        if limit < unit_of(layout.k_shape) * 2:
-            break
-        finer = _stages(moved, limit)
-        seconds = _seconds(finer, layout, seen, pairs, costs)
-        if seconds < 0.98 * best:  # of nearly equal ones the first, which has the fewest stages
-            stages, best = finer, seconds
+    entry = costs.key_bytes * prod(layout.k_shape[1:])
+    limits = [most * several for several in (2, 4, 8) if most * several * entry <= _AT_ONCE and len(stages) > 1]
+    limits += [most // parts for parts in (2, 4, 8) if most // parts >= unit_of(layout.k_shape) * 2]
+    for limit in limits:
+        others = _stages(moved, limit)
+        seconds = _seconds(others, layout, seen, pairs, costs)
+        if seconds < 0.98 * best:  # of nearly equal ones the first
+            stages, best = others, seconds
     return Schedule(stages, seen, {}, {})
 
 
