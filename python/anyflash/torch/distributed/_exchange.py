@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ._pieces import Pieces, count_of, merged, places
@@ -66,9 +65,9 @@ class Ready(NamedTuple):
 
 
 class _Message(NamedTuple):
-    kind: Any
+    is_sent: bool  # or received
     tensor: Tensor
-    peer: int
+    peer: int  # in the group
     tag: int  # the same on both ends: gloo pairs messages by it, NCCL by their order
 
 
@@ -146,7 +145,7 @@ class Exchange:
         for i, x in enumerate(tensors):
             parts = [x[start : start + count] for start, count in spans]
             x = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts).contiguous()
-            made.append(_Message(dist.isend, x, peer, step << 1 | i))
+            made.append(_Message(True, x, peer, step << 1 | i))
         return made
 
     @staticmethod
@@ -158,17 +157,20 @@ class Exchange:
         for i, x in enumerate(buffers):
             parts = [x[start : start + count] for start, count in spans]
             to = parts[0] if len(parts) == 1 else x.new_empty((count_of(spans), *x.shape[1:]))
-            made.append(_Message(dist.irecv, to, peer, step << 1 | i))
+            made.append(_Message(False, to, peer, step << 1 | i))
             if len(parts) > 1:
                 counts = [count for _, count in spans]
                 arrived.append(partial(torch._foreach_copy_, parts, to.split(counts)))
         return made
 
     def _start(self, messages: list[_Message]) -> list[Any]:
-        world = whole_of(self.group)
-        operations = [
-            dist.P2POp(one.kind, one.tensor, dist.get_global_rank(world, one.peer), self.group, one.tag)
-            for one in messages
-            if one.tensor.numel() > 0
-        ]
-        return lost(lambda: dist.batch_isend_irecv(operations)) if operations else []
+        """What torch.distributed.batch_isend_irecv does, which takes twice as long to say so."""
+        messages = [one for one in messages if one.tensor.numel() > 0]
+        return lost(lambda: self._started(messages)) if messages else []
+
+    def _started(self, messages: list[_Message]) -> list[Any]:
+        group, device = whole_of(self.group), messages[0].tensor.device
+        if device.type == "cuda":
+            group._start_coalescing(device)
+        works = [(group.send if one.is_sent else group.recv)([one.tensor], one.peer, one.tag) for one in messages]
+        return [group._end_coalescing(device)] if device.type == "cuda" else works
