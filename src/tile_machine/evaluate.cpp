@@ -45,18 +45,22 @@ struct Wanted {
   std::vector<std::int64_t> rows;
 };
 
+/// A tile's places on the two diagonals of a mesh.
+using Place = std::array<std::int64_t, 2>;
+
+Place place_of(const TileMachine& machine, std::int64_t tile) {
+  const auto down = tile / machine.mesh_columns, across = tile % machine.mesh_columns;
+  return {down + across, down - across};
+}
+
 /// How far tiles of a mesh lie along its two diagonals.
 struct Spread {
   static constexpr std::int64_t far = std::int64_t{1} << 40;
-  std::array<std::int64_t, 2> least{far, far}, most{-far, -far};
+  Place least{far, far}, most{-far, -far};
 
   bool empty() const { return least[0] == far; }
-  void add(const TileMachine& machine, std::int64_t tile) {
-    const auto down = tile / machine.mesh_columns, across = tile % machine.mesh_columns;
-    for (const int i : {0, 1}) {
-      const auto at = i == 0 ? down + across : down - across;
-      least[i] = std::min(least[i], at), most[i] = std::max(most[i], at);
-    }
+  void add(const Place& place) {
+    for (const int i : {0, 1}) least[i] = std::min(least[i], place[i]), most[i] = std::max(most[i], place[i]);
   }
   /// The most steps from a tile of these to one of others; 0 if there are none.
   std::int64_t longest_way_to(const Spread& others) const {
@@ -72,7 +76,10 @@ class Evaluator {
     for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
       key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
     last_asked_.resize(mapping.key_chunks), only_row_.resize(mapping.key_chunks);
-    if (call.machine.mesh_columns > 0) wanted_at_.resize(mapping.key_chunks);
+    if (call.machine.mesh_columns > 0) {
+      wanted_at_.resize(mapping.key_chunks), homes_at_.resize(mapping.key_chunks * mapping.at_once);
+      for (std::int64_t tile = 0; tile < call.machine.tiles; ++tile) places_.push_back(place_of(call.machine, tile));
+    }
     wanted_.resize(mapping.columns);
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
@@ -405,20 +412,21 @@ class Evaluator {
     auto& most = known->second;
     std::vector<std::int32_t> chunks;
     for (std::int64_t column = 0; fresh && column < mapping_.columns; ++column) {
-      const auto spot = [&](std::int64_t row) { return tile(unit, row * mapping_.columns + column); };
-      Spread all;
+      const auto place = [&](std::int64_t row) { return places_[tile(unit, row * mapping_.columns + column)]; };
       for (std::int64_t row = 0; row < mapping_.rows; ++row) {
-        all.add(call_.machine, spot(row));
+        const auto here = place(row);
         for (const auto chunk : units_[unit]->schedule->tiles[row * mapping_.columns + column].chunks[phase]) {
           if (wanted_at_[chunk].empty()) chunks.push_back(chunk);
-          wanted_at_[chunk].add(call_.machine, spot(row));
+          wanted_at_[chunk].add(here);
         }
       }
       for (const auto chunk : chunks) {
-        const bool everywhere = key_sizes_[chunk] >= mapping_.rows;
-        auto homes = everywhere ? all : Spread();
-        for (std::int64_t key = 0; !everywhere && key < key_sizes_[chunk]; ++key)
-          homes.add(call_.machine, spot((call_.first_row(mapping_, chunk) + key) % mapping_.rows));
+        auto& homes = homes_at_[unit % mapping_.at_once * mapping_.key_chunks + chunk];
+        if (homes.empty()) {
+          const auto first = call_.first_row(mapping_, chunk);
+          for (std::int64_t key = 0; key < std::min(key_sizes_[chunk], mapping_.rows); ++key)
+            homes.add(place((first + key) % mapping_.rows));
+        }
         most = std::max(most, homes.longest_way_to(std::exchange(wanted_at_[chunk], {})));
       }
       chunks.clear();
@@ -436,8 +444,8 @@ class Evaluator {
       for (std::int64_t column = 0; column < mapping_.columns; ++column) {
         const auto local = row * mapping_.columns + column;
         const auto& sizes = units_[unit]->sizes[local];
-        if (sizes.query_rows > 0) all.add(call_.machine, tile(unit, local));
-        if (whole ? sizes.query_rows > 0 : sizes.home_rows > 0) homes.add(call_.machine, tile(unit, local));
+        if (sizes.query_rows > 0) all.add(places_[tile(unit, local)]);
+        if (whole ? sizes.query_rows > 0 : sizes.home_rows > 0) homes.add(places_[tile(unit, local)]);
       }
       most = std::max(most, homes.longest_way_to(all));
     }
@@ -457,7 +465,9 @@ class Evaluator {
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<const UnitCost*, std::int64_t, std::int64_t>, std::int64_t> ways_;
+  std::vector<Place> places_;           // of all tiles of a mesh
   std::vector<Spread> wanted_at_;       // of each key chunk
+  std::vector<Spread> homes_at_;        // of each key chunk of each unit that computes at the same time
   mutable std::vector<Wanted> wanted_;  // of each column, in the phase asked for last
   mutable std::int64_t asked_ = 0;
   mutable std::vector<std::int64_t> last_asked_;  // of each key chunk
