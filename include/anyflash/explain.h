@@ -130,13 +130,14 @@ struct PlanCandidate {
   std::int64_t bytes = 0;  ///< of workspace; on the tile machine those that are live on the fullest tile
   PlanCost cost;           ///< on the tile machine exchange includes synchronization; on a GPU no time, only an order
   bool timed = true;       ///< cost is a time
-  bool portable = false;   ///< on a GPU: by the portable kernels
+  /// On a GPU: by the portable kernels, because they need fewer bytes. Others take the fastest of this build that serve.
+  bool portable = false;
   bool fits = true, chosen = false;
 };
 
 struct PlanExplanation {
   std::vector<PlanCandidate> candidates;  ///< those worth a look, by time; the chosen one, if any fits, among them
-  std::int64_t least_bytes = 0;           ///< the smallest budget that works, on tiles the smallest found
+  std::int64_t least_bytes = 0;           ///< the smallest budget that works
   std::string calibration;                ///< where the cost model's constants come from
 };
 

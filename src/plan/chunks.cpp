@@ -102,10 +102,15 @@ class Collector {
   void collect_groups() {
     const auto parts = problem_.num_chunks_q.value_or(1) * problem_.num_chunks_kv.value_or(1);
     const auto most = std::max<std::int64_t>(1, (groups_ + parts - 1) / parts);
-    for (const bool portable : {false, true}) {
-      if (most == groups_) add({.portable = portable});
-      for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
-        if (n < groups_ || n == 1) add({.groups = n, .portable = portable});
+    std::vector<Chunks> parts_of;
+    if (most == groups_) parts_of.push_back({});
+    for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
+      if (n < groups_ || n == 1) parts_of.push_back({.groups = n});
+    for (const auto& one : parts_of) add(one);
+    for (std::size_t i = 0; i < parts_of.size(); ++i) {
+      parts_of[i].portable = true;
+      add(parts_of[i]);
+      if (found_.back().shown.bytes >= found_[i].shown.bytes) found_.pop_back();
     }
   }
 

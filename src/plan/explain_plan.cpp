@@ -144,7 +144,8 @@ std::string plan_text(const PlanExplanation& explanation) {
 std::string plan_svg(const PlanExplanation& explanation, const std::string& title) {
   constexpr int left = 190, bars = 480, right = 150, row = 22, top = 58;
   double longest = 0;
-  for (const auto& one : explanation.candidates) longest = std::max(longest, one.cost.total());
+  for (const auto& one : explanation.candidates)
+    if (one.timed) longest = std::max(longest, one.cost.total());
   const auto height = top + row * int(explanation.candidates.size()) + 20;
   std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + std::to_string(left + bars + right) +
                     "\" height=\"" + std::to_string(height) + "\" font-family=\"sans-serif\" font-size=\"12\">\n" +
@@ -165,7 +166,7 @@ std::string plan_svg(const PlanExplanation& explanation, const std::string& titl
   constexpr std::pair<const char*, const char*> parts[] = {
       {"compute", "#3b6fb6"}, {"memory", "#e0913a"}, {"exchange", "#58a05a"}};
   label(10, 20, "start", title, true);
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 3 && longest > 0; ++i) {
     bar(left + 110 * i, 30, 14, parts[i].second, 1);
     label(left + 110 * i + 20, 42, "start", parts[i].first);
   }

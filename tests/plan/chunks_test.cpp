@@ -82,6 +82,14 @@ TEST(Chunks, OfAGpu) {
   EXPECT_NE(table.find("  portable"), std::string::npos) << table;
   EXPECT_NE(picture.find("portable, "), std::string::npos) << picture;
   for (const auto* const second : {" s", " ms", " us"}) EXPECT_EQ(table.find(second), std::string::npos) << table;
+  EXPECT_EQ(picture.find("compute"), std::string::npos) << picture;
+
+  // A build, or a type, that has no other kernels than the portable ones.
+  backend.workspace = [](const Problem& given, const ExecutionPlan&) {
+    return given.chunks.groups > 0 ? given.chunks.groups : groups;
+  };
+  for (const auto& one : candidates_on(backend, problem, *plan)) EXPECT_FALSE(one.shown.portable);
+  EXPECT_EQ(chosen(1), Chunks{.groups = 1});
 }
 
 TEST(Chunks, LeastBudgetWorksAndOneByteLessDoesNot) {
