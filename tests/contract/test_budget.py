@@ -1,12 +1,11 @@
 """Budgets and chunks: the same bits as without, whatever the call; a budget below the least is an error that names the
 least, and the least works. On a GPU, where parts may take other kernels, results are held against the bar instead."""
 
-import re
-
 import anyflash as af
 import numpy as np
 import pytest
 from bits import BIASES, SIZED, assert_same_bits
+from budgets import least_of
 from cases import Laid, check, same_bits
 from cases import run_for_bits as run
 from devices import DEVICE
@@ -14,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
-
-LEAST = re.compile(r"memory_budget: \d+ bytes, expected at least (\d+)")
 
 
 def assert_unchanged(case, expected, **changes):
@@ -27,15 +24,6 @@ def assert_unchanged(case, expected, **changes):
 
 def divisors(n):
     return [i for i in range(1, n + 1) if n % i == 0] if n else [1, 3]
-
-
-def least_of(call):
-    """The smallest budget of a call, from its error; 0 if it needs none."""
-    try:
-        call(memory_budget=0)
-    except ValueError as error:
-        return int(LEAST.fullmatch(str(error))[1])
-    return 0
 
 
 ANY = st.one_of(calls(), calls(long=True), packed_cases(), ragged_cases(), paged_cases())

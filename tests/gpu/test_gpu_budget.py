@@ -1,28 +1,18 @@
 """Memory budgets on a GPU: fewer groups at once, then the portable kernels; lengths, page tables and the tables of rules
 in the GPU's memory are divided too."""
 
-import re
-
 import anyflash as af
 import numpy as np
 import pytest
 import torch
+from budgets import least_of
 
-LEAST = re.compile(r"memory_budget: \d+ bytes, expected at least (\d+)")
 BARS = {torch.bfloat16: 2e-2, torch.float16: 6e-3, torch.float32: 2e-5, torch.float64: 1e-11}
 
 
 def randoms(*shapes, dtype=torch.bfloat16):
     generator = torch.Generator(device="cuda").manual_seed(0)
     return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for shape in shapes]
-
-
-def least_of(call):
-    try:
-        call(memory_budget=0)
-    except ValueError as error:
-        return int(LEAST.fullmatch(str(error))[1])
-    return 0
 
 
 def same(one, other):
