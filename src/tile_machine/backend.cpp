@@ -97,9 +97,7 @@ std::vector<planning::Candidate> ways(const Problem& problem, const ExecutionPla
 
 std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
   const auto [machine, choice] = used_machine();
-  Call call(problem, plan, machine, choice);
-  call.statistics = 3, call.lse_remainders = call.backward;  // whatever results are asked for, however large an lse is
-  return least_memory(call);
+  return least_memory(Call(problem, plan, machine, choice));
 }
 
 }  // namespace anyflash::simulator

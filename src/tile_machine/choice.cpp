@@ -1,7 +1,9 @@
 // The mapping of a call: the best that the search finds within its memory.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "tile_machine/planner.h"
 
@@ -46,29 +48,35 @@ void check_choice(const Call& call) {
   }
 }
 
-/// Mappings that need little memory, the least first: searches with ever smaller budgets, until one finds nothing less or
-/// until `enough` bytes are.
-std::vector<Evaluation> smallest(const Call& call, std::int64_t enough = 0) {
-  auto bounded = call;
-  bounded.budget = 0;
-  for (std::vector<Evaluation> least;; bounded.budget = least.front().peak - 1) {
-    auto found = search(bounded);
-    std::stable_sort(found.begin(), found.end(),
-                     [](const Evaluation& a, const Evaluation& b) { return a.peak < b.peak; });
-    if (!least.empty() && found.front().peak >= least.front().peak) return least;
-    for (auto& one : found) one.mapping.step_rows = typical_sizes(bounded, one.mapping).step_rows;
-    least = std::move(found);
-    if (least.front().peak <= enough) return least;
-  }
+/// What does not fit a budget, not evaluated: its peak is the least budget that works.
+Evaluation too_large(const Bounded& least) {
+  Evaluation evaluation;
+  evaluation.mapping = least.mapping, evaluation.peak = least.bytes;
+  return evaluation;
+}
+
+void evaluate_too_large(const Call& call, Evaluation& one) {
+  if (!one.phases.empty()) return;
+  const auto least = one.peak;
+  one = evaluate(any_results(call), one.mapping);
+  one.peak = least;
 }
 
 std::vector<Evaluation> within_memory(const Call& call) {
-  auto all = search(call);
-  if (all.front().fits(call)) return all;
-  all = smallest(call, call.memory());
-  std::stable_sort(all.begin(), all.end(),
-                   [&](const Evaluation& a, const Evaluation& b) { return better(call, a, b); });
-  return all;
+  std::optional<BoundedMappings> mappings;
+  bool scarce = false;
+  if (call.budget < call.machine_memory()) {
+    const auto least = mappings.emplace(call).smallest();
+    if (least.bytes > call.budget) return {too_large(least)};
+    scarce = call.budget < least.bytes / 4 * 5;
+  }
+  for (const bool staggered : {false, true}) {
+    if (staggered ? !call.backward : call.backward && scarce) continue;
+    auto all = search(call, staggered);
+    if (!all.empty() && all.front().fits(call)) return all;
+  }
+  if (!mappings) mappings.emplace(call);
+  return {evaluate(call, mappings->fastest_within(call.memory()).mapping)};
 }
 
 /// Makes `shown` a plan of the same blocks that shows everything.
@@ -82,23 +90,81 @@ void show_all(const ExecutionPlan& plan, ExecutionPlan& shown) {
   list.start.push_back(plan.query_grid.count());
 }
 
-/// deterministic: mappings that depend on the sizes of one unit alone, not on the batch and what its masks hold. As many
-/// units compute at once as there are tiles for.
-std::vector<Evaluation> for_one_unit(const Call& call) {
-  ExecutionPlan shown;
-  show_all(call.plan, shown);
-  Call one(call.problem, shown, call.machine, call.choice);
-  one.units = 1, one.budget = std::numeric_limits<std::int64_t>::max();
-  auto found = within_memory(one);
-  if (found.front().peak > call.budget) found = smallest(one);
-  std::vector<Evaluation> all;
-  for (const auto& of_one : found) {
-    auto mapping = of_one.mapping;
-    mapping.at_once = std::clamp<std::int64_t>(call.machine.tiles / mapping.tiles_each(), 1, call.units);
-    mapping.waves = (call.units + mapping.at_once - 1) / mapping.at_once;
-    all.push_back(evaluate(call, mapping));
+/// deterministic: the mapping depends on the budget and the sizes of one unit alone, not on the batch and what its masks
+/// hold. As many units compute at once as there are tiles for.
+class OfOneUnit {
+ public:
+  explicit OfOneUnit(const Call& call) : call_(call) {
+    show_all(call.plan, shown_);
+    one_.emplace(any_results({call.problem, shown_, call.machine, call.choice}));
+    one_->units = 1, one_->budget = std::numeric_limits<std::int64_t>::max();
   }
-  return all;
+
+  std::vector<Evaluation> usual() const {
+    std::vector<Evaluation> all;
+    for (const auto& of_one : within_memory(*one_)) all.push_back(evaluate(call_, of_all(of_one.mapping)));
+    return all;
+  }
+  /// One unit takes a quarter of the budget, rounded down to a power of two, or the least that it can.
+  std::vector<Evaluation> within_budget() {
+    const auto found = bounded();
+    return {found.bytes > call_.memory() ? too_large(found) : evaluate(call_, found.mapping)};
+  }
+  std::int64_t least() { return bounded().bytes; }
+
+ private:
+  /// The mapping of the call's budget, and the least budget from which on all work: going down, until one does not.
+  Bounded bounded() {
+    BoundedMappings of_unit(*one_), of_call(call_);
+    std::optional<Bounded> found;
+    auto end = call_.machine_memory() + 1;  // of the budgets with this mapping
+    for (auto begin = std::int64_t(std::bit_floor(std::uint64_t(call_.machine_memory()))); end > 0; begin /= 2) {
+      const auto [of_one, bytes] = of_unit.fastest_within(begin / 4);
+      if (bytes > begin / 4) begin = 0;
+      const auto mapping = of_all(of_one);
+      const auto needed = std::max(begin, of_call.bytes_of(mapping));
+      if (!found) found = {mapping, needed};
+      if (needed >= end) break;
+      if (call_.memory() < end) found->mapping = mapping;
+      found->bytes = needed;
+      if (needed > begin) break;
+      end = begin;
+    }
+    return *found;
+  }
+
+  Mapping of_all(Mapping mapping) const {
+    mapping.at_once = std::clamp<std::int64_t>(call_.machine.tiles / mapping.tiles_each(), 1, call_.units);
+    mapping.waves = (call_.units + mapping.at_once - 1) / mapping.at_once;
+    return mapping;
+  }
+
+  const Call& call_;
+  ExecutionPlan shown_;
+  std::optional<Call> one_;
+};
+
+std::vector<Evaluation> choose(const Call& call) {
+  check_choice(call);
+  if (!call.problem.deterministic) return within_memory(call);
+  OfOneUnit unit(call);
+  return call.problem.memory_budget ? unit.within_budget() : unit.usual();
+}
+
+void check_fits(const Call& call, Evaluation& evaluation) {
+  if (evaluation.fits(call)) return;
+  if (evaluation.peak <= call.machine_memory()) {
+    throw Error(Error::Kind::value, "memory_budget: " + std::to_string(call.budget) + " bytes, expected at least " +
+                                        std::to_string(evaluation.peak));
+  }
+  evaluate_too_large(call, evaluation);
+  const auto& phase = evaluation.phases[evaluation.peak_phase];
+  const auto& m = evaluation.mapping;
+  throw Error(Error::Kind::memory, "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) +
+                                       ", phase '" + phase.name(m.waves) + "': " + std::to_string(evaluation.peak) +
+                                       " bytes live, expected at most " + std::to_string(call.memory()) + "; with " +
+                                       std::to_string(m.query_chunks) + " query and " + std::to_string(m.key_chunks) +
+                                       " key chunks");
 }
 
 }  // namespace
@@ -132,6 +198,12 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
   for (const auto& group : plan.groups) hulls.emplace_back(group, queries, keys);
 }
 
+Call any_results(const Call& call) {
+  auto any = call;
+  any.statistics = 3, any.lse_remainders = call.backward;
+  return any;
+}
+
 bool better(const Call& call, const Evaluation& a, const Evaluation& b) {
   const bool fit_a = a.fits(call), fit_b = b.fits(call);
   if (fit_a != fit_b) return fit_a;
@@ -139,36 +211,18 @@ bool better(const Call& call, const Evaluation& a, const Evaluation& b) {
 }
 
 std::vector<Evaluation> candidates(const Call& call) {
-  check_choice(call);
-  return call.problem.deterministic ? for_one_unit(call) : within_memory(call);
+  auto all = choose(call);
+  evaluate_too_large(call, all.front());
+  return all;
 }
 
 std::int64_t least_memory(const Call& call) {
   check_choice(call);
-  if (!call.problem.deterministic) return smallest(call).front().peak;
-  auto bounded = call;
-  bounded.budget = 0;
-  bounded.budget = for_one_unit(bounded).front().peak;
-  return for_one_unit(bounded).front().peak;
-}
-
-void check_fits(const Call& call, const Evaluation& evaluation) {
-  if (evaluation.fits(call)) return;
-  if (evaluation.peak <= call.machine_memory() && !call.problem.deterministic) {
-    throw Error(Error::Kind::value, "memory_budget: " + std::to_string(call.budget) + " bytes, expected at least " +
-                                        std::to_string(evaluation.peak));
-  }
-  const auto& phase = evaluation.phases[evaluation.peak_phase];
-  const auto& m = evaluation.mapping;
-  throw Error(Error::Kind::memory, "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) +
-                                       ", phase '" + phase.name(m.waves) + "': " + std::to_string(phase.live) +
-                                       " bytes live, expected at most " + std::to_string(call.memory()) + "; with " +
-                                       std::to_string(m.query_chunks) + " query and " + std::to_string(m.key_chunks) +
-                                       " key chunks");
+  return call.problem.deterministic ? OfOneUnit(call).least() : BoundedMappings(call).smallest().bytes;
 }
 
 Evaluation best(const Call& call) {
-  auto all = candidates(call);
+  auto all = choose(call);
   check_fits(call, all.front());
   return std::move(all.front());
 }

@@ -1,5 +1,6 @@
 #include "tile_machine/layout.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -63,6 +64,48 @@ TileSizes typical_sizes(const Call& call, const Mapping& m) {
       std::min(Cost(call).worthwhile_rows(sizes.chunk_rows, sizes.key_chunk_rows), sizes.query_rows);
   if (free > 0) sizes.step_rows = std::clamp(worthwhile, sizes.chunk_rows, sizes.chunk_rows + free / row);
   return sizes;
+}
+
+MostKeys most_keys(const Call& call, const Mapping& m) {
+  MostKeys keys;
+  const KeyHomes homes(call, m);
+  const auto rounds = m.rounds();
+  std::vector<std::int64_t> of_rows(m.rows + 1), chunks;
+  const auto most = [&] {  // of what was added to of_rows, which is then empty
+    std::int64_t largest = 0, own = 0;
+    for (std::int64_t row = 0; row < m.rows; ++row) largest = std::max(largest, own += of_rows[row]);
+    std::fill(of_rows.begin(), of_rows.end(), 0);
+    return largest;
+  };
+  for (std::int64_t column = 0; column < m.columns; ++column) {
+    chunks.clear();
+    m.chunks_of(column, [&](std::int64_t chunk) { chunks.push_back(chunk); });
+    for (const auto chunk : chunks) homes.add(chunk, 1, of_rows);
+    keys.home = std::max(keys.home, most());
+    for (std::int64_t first = 0; call.backward && m.rows > 1 && first < rounds; first += m.in_flight) {
+      for (std::int64_t row = 0; row < m.rows; ++row)
+        for (auto at = first; at < std::min(first + m.in_flight, rounds); ++at) {
+          const auto round = (m.first_round(row) + at) % rounds;
+          if (round < std::int64_t(chunks.size())) homes.add(chunks[round], 1, of_rows);
+        }
+      keys.incoming = std::max(keys.incoming, most());
+    }
+  }
+  return keys;
+}
+
+std::int64_t largest_bytes(const Call& call, const Mapping& m, const MostKeys& keys) {
+  const auto ceil = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const auto entries = call.queries.entries();
+  TileSizes sizes{};
+  sizes.items = ceil(m.query_chunks * call.heads_each, m.rows);
+  sizes.chunk_rows = sizes.step_rows = ceil(entries, m.query_chunks);
+  sizes.key_chunk_rows = ceil(call.keys.entries(), m.key_chunks);
+  sizes.query_rows = sizes.items * (entries / m.query_chunks) +
+                     std::min(sizes.items, entries % m.query_chunks * call.heads_each);  // of chunks with one row more
+  sizes.home_rows = std::min(sizes.query_rows, sizes.items * ceil(sizes.chunk_rows, m.columns));
+  sizes.home_keys = keys.home, sizes.incoming_keys = keys.incoming;
+  return typical_bytes(call, m, sizes);
 }
 
 std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule,

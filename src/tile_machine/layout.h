@@ -102,6 +102,14 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
 TileSizes typical_sizes(const Call& call, const Mapping& mapping);
 /// Bytes of a tile of these sizes.
 std::int64_t typical_bytes(const Call& call, const Mapping& mapping, const TileSizes& sizes);
+/// The most keys that a tile is home to, and backward the most rows of partial dk and dv that it receives in one phase,
+/// whatever the masks hide. The mapping is staggered.
+struct MostKeys {
+  std::int64_t home = 0, incoming = 0;
+};
+MostKeys most_keys(const Call& call, const Mapping& mapping);
+/// Bytes that no tile exceeds, whatever the masks hide. The mapping is staggered, with steps of one query chunk.
+std::int64_t largest_bytes(const Call& call, const Mapping& mapping, const MostKeys& keys);
 
 template <typename Memory>
 Homes lay_homes(Memory& memory, const Call& call, const TileSizes& sizes) {

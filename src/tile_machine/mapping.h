@@ -52,8 +52,16 @@ struct Mapping {
   std::int64_t at_once = 1, waves = 1;            // units that compute at the same time, and how many times
   std::int64_t step_rows = 0;                     // queries of a step at most; 0: as the memory allows
   bool turns = false;                             // key chunks are dealt to the columns back and forth, not round about
+  /// A key chunk's phase depends on its round and the grid row alone. Else heavy phases come first.
+  bool staggered = false;
 
   std::int64_t tiles_each() const { return rows * columns; }
+  std::int64_t rounds() const { return (key_chunks + columns - 1) / columns; }
+  /// staggered: each grid row begins with another round, so few tiles send partial dk and dv of a chunk at a time.
+  std::int64_t first_round(std::int64_t row) const { return row * rounds() / rows; }
+  std::int64_t phase_of(std::int64_t chunk, std::int64_t row) const {
+    return (chunk / columns + rounds() - first_round(row)) % rounds() / in_flight;
+  }
   /// Key chunks are dealt to the columns in rounds.
   std::int64_t column_of(std::int64_t chunk) const { return turned(chunk / columns, chunk % columns); }
   /// Calls f(chunk, column) for all key chunks.

@@ -127,14 +127,23 @@ std::vector<std::int64_t> wave_counts(const Call& call) {
   return counts;
 }
 
-/// most_chunks: of the keys, for a column.
+/// About how long an evaluation takes.
+double work_of(const Call& call, const Mapping& m) {
+  const double chunks = double(m.query_chunks * call.heads_each) * double(m.key_chunks);
+  const double phases = std::ceil(double(m.key_chunks) / double(m.columns * m.in_flight)) + 2;
+  const double visits = double(m.tiles_each()) * phases;
+  const double each = 2 + std::min(visits / 1e5, 4.0);  // lists that no cache holds take longer
+  return 1e3 + 0.2 * chunks + each * visits + double(call.machine.tiles);
+}
+
+constexpr std::int64_t usual_chunks = 128, long_chunks = 1024;  // the latter where no tile can hold larger ones
+
+/// Calls f(mapping) for changed copies of m. most_chunks: of the keys, for a column.
 template <typename F>
-void for_each_mapping(const Call& call, std::int64_t most_chunks, const F& f) {
+void for_each_mapping(const Call& call, Mapping m, std::int64_t most_chunks, const F& f) {
   const auto& choice = call.choice;
   std::vector<std::int64_t> seen;
   for (const auto waves : wave_counts(call)) {
-    Mapping m;
-    m.turns = call.lopsided;
     m.at_once = (call.units + waves - 1) / waves;
     m.waves = (call.units + m.at_once - 1) / m.at_once;
     const auto tiles = call.machine.tiles / m.at_once;
@@ -167,7 +176,9 @@ void for_each_mapping(const Call& call, std::int64_t most_chunks, const F& f) {
 /// Mappings are guessed by estimates, evaluated tile by tile, and changed step by step while that helps.
 class Search {
  public:
-  explicit Search(const Call& call) : call_(call), estimate_(call) {}
+  Search(const Call& call, bool staggered) : call_(call), estimate_(call) {
+    first_.turns = call.lopsided, first_.staggered = staggered;
+  }
 
   /// Evaluates the most promising mappings of a coarse list.
   void guess() {
@@ -182,18 +193,20 @@ class Search {
     bool none_fits = true;
     for (const auto most_chunks : {usual_chunks, long_chunks}) {
       if (!none_fits) break;
-      for_each_mapping(call_, most_chunks, [&](const Mapping& mapping) {
+      for_each_mapping(call_, first_, most_chunks, [&](const Mapping& mapping) {
         const auto excess = std::max<std::int64_t>(estimate_.bytes(mapping) * 51 / 50 - memory, 0);
         none_fits &= excess > 0;
         guesses.push_back({estimate_.cycles(mapping), excess, mapping});
       });
     }
+    if (none_fits) return;
     std::sort(guesses.begin(), guesses.end(), [](const Guess& a, const Guess& b) {
       return std::pair(a.excess, a.cycles) < std::pair(b.excess, b.cycles);
     });
     std::map<std::int64_t, int> of_waves;  // estimates are least sure where the number of waves differs
     for (const auto& guess : guesses) {
       if (all_.size() >= guessed_at_most || (!all_.empty() && !affordable())) break;
+      if (work_of(call_, guess.mapping) > 8 * work_at_most) continue;
       if (of_waves[guess.mapping.waves]++ < guessed_of_waves) consider(guess.mapping);
     }
   }
@@ -219,22 +232,11 @@ class Search {
   }
 
  private:
-  static constexpr std::int64_t usual_chunks = 128,
-                                long_chunks = 1024;  // the latter where no tile can hold larger ones
   static constexpr std::size_t guessed_at_most = 12;
   static constexpr int guessed_of_waves = 2;
-  static constexpr double work_at_most = 1.3e6, work_until_it_fits = 3e6;
+  static constexpr double work_at_most = 1.3e6;
 
-  bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
-
-  /// About how long an evaluation takes.
-  double work_of(const Mapping& m) const {
-    const double chunks = double(m.query_chunks * call_.heads_each) * double(m.key_chunks);
-    const double phases = std::ceil(double(m.key_chunks) / double(m.columns * m.in_flight)) + 2;
-    const double visits = double(m.tiles_each()) * phases;
-    const double each = 2 + std::min(visits / 1e5, 4.0);  // lists that no cache holds take longer
-    return 1e3 + 0.2 * chunks + each * visits + double(call_.machine.tiles);
-  }
+  bool affordable() const { return work_ < work_at_most; }
 
   void consider(const Mapping& mapping) {
     const std::array<std::int64_t, 6> key = {mapping.query_chunks, mapping.key_chunks, mapping.rows,
@@ -243,7 +245,7 @@ class Search {
     // Until one fits, only those that need about as little memory as the best are worth it.
     const auto bytes = estimate_.bytes(mapping);
     if (!all_.empty() && !all_[best_].fits(call_) && bytes > best_bytes_ * 51 / 50) return;
-    work_ += work_of(mapping);
+    work_ += work_of(call_, mapping);
     const bool fits = !all_.empty() && all_[best_].fits(call_);
     auto found = evaluate_below(call_, mapping, fits ? all_[best_].cycles : std::numeric_limits<double>::infinity());
     if (!found) return;
@@ -314,6 +316,7 @@ class Search {
 
   const Call& call_;
   Estimate estimate_;
+  Mapping first_;
   std::vector<Evaluation> all_;
   std::size_t best_ = 0;
   std::int64_t best_bytes_ = 0;  // by the estimate
@@ -323,8 +326,53 @@ class Search {
 
 }  // namespace
 
-std::vector<Evaluation> search(const Call& call) {
-  Search search(call);
+BoundedMappings::BoundedMappings(const Call& call) : call_(any_results(call)) {
+  Mapping first;
+  first.staggered = true;
+  for_each_mapping(call_, first, long_chunks, [&](Mapping m) {
+    m.step_rows = (call_.queries.entries() + m.query_chunks - 1) / m.query_chunks;
+    auto sizes = typical_sizes(call_, m);
+    sizes.step_rows = m.step_rows;
+    all_.push_back({m, typical_bytes(call_, m, sizes)});
+  });
+  std::stable_sort(all_.begin(), all_.end(), [](const Bounded& a, const Bounded& b) { return a.bytes < b.bytes; });
+}
+
+std::int64_t BoundedMappings::bytes_of(const Mapping& m) {
+  const auto [keys, fresh] = keys_.try_emplace({m.rows, m.columns, m.key_chunks, m.in_flight});
+  if (fresh) keys->second = most_keys(call_, m);
+  return largest_bytes(call_, m, keys->second);
+}
+
+/// Of those that need about as little as the least it is the one that is soonest evaluated.
+Bounded BoundedMappings::smallest() {
+  const auto about = [](std::int64_t bytes) { return bytes + bytes / 64; };
+  auto least = std::numeric_limits<std::int64_t>::max() / 2;
+  std::vector<Bounded> small;
+  for (const auto& [m, guessed] : all_) {
+    if (guessed > about(least)) break;
+    small.push_back({m, bytes_of(m)});
+    least = std::min(least, small.back().bytes);
+  }
+  std::erase_if(small, [&](const Bounded& one) { return one.bytes > about(least); });
+  return *std::min_element(small.begin(), small.end(), [&](const Bounded& a, const Bounded& b) {
+    return work_of(call_, a.mapping) < work_of(call_, b.mapping);
+  });
+}
+
+Bounded BoundedMappings::fastest_within(std::int64_t bytes) {
+  const Estimate estimate(call_);
+  std::vector<std::pair<double, const Mapping*>> fitting;
+  for (const auto& one : all_)
+    if (one.bytes <= bytes) fitting.emplace_back(estimate.cycles(one.mapping), &one.mapping);
+  std::stable_sort(fitting.begin(), fitting.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [cycles, mapping] : fitting)
+    if (const auto needed = bytes_of(*mapping); needed <= bytes) return {*mapping, needed};
+  return smallest();
+}
+
+std::vector<Evaluation> search(const Call& call, bool staggered) {
+  Search search(call, staggered);
   search.guess();
   search.refine();
   return search.sorted();

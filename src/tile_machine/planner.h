@@ -1,6 +1,7 @@
 // The choice of a mapping, and what it will cost.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -60,22 +61,43 @@ double exchange_cycles(const TileMachine& machine, double most_of_tile, double f
 /// Steps of the mesh from one tile to another.
 std::int64_t hops_between(const TileMachine& machine, std::int64_t from, std::int64_t to);
 
+/// The call, with memory for whatever an lse holds and is asked for: what fits does so for all calls of these shapes.
+Call any_results(const Call& call);
 /// What a mapping costs. trace: fill live and tile_compute.
 Evaluation evaluate(const Call& call, const Mapping& mapping, bool trace = false);
 /// The same, unless it must cost `most` cycles or more.
 std::optional<Evaluation> evaluate_below(const Call& call, const Mapping& mapping, double most);
 /// Whether the first of two is the better one: it fits, and takes fewer cycles; or it is nearer to fit.
 bool better(const Call& call, const Evaluation& a, const Evaluation& b);
-/// The mappings that are worth a closer look, evaluated, the best first, those that do not fit last.
-std::vector<Evaluation> search(const Call& call);
-/// The same; if none fits, those of a search for the least memory.
+/// The mappings that are worth a closer look, evaluated, the best first, those that do not fit last. staggered: such
+/// mappings alone.
+std::vector<Evaluation> search(const Call& call, bool staggered = false);
+/// A mapping, and bytes that no tile exceeds under it, whatever the masks hide, an lse holds, and is asked for.
+struct Bounded {
+  Mapping mapping;
+  std::int64_t bytes;
+};
+/// Mappings whose bytes have such a bound.
+class BoundedMappings {
+ public:
+  explicit BoundedMappings(const Call& call);
+  /// The one with the fewest bytes. It depends on the sizes of the call alone.
+  Bounded smallest();
+  /// The one that the estimate says is the fastest of at most so many bytes; the smallest if there is none.
+  Bounded fastest_within(std::int64_t bytes);
+  std::int64_t bytes_of(const Mapping& mapping);
+
+ private:
+  const Call call_;
+  std::vector<Bounded> all_;  // bytes: as if all tiles were alike
+  std::map<std::array<std::int64_t, 4>, MostKeys> keys_;
+};
+/// The mappings that are worth a closer look. If none fits, one that needs too much.
 std::vector<Evaluation> candidates(const Call& call);
-/// The smallest memory_budget that the search finds.
+/// The smallest memory_budget that works.
 std::int64_t least_memory(const Call& call);
 /// The best mapping. Throws Error if none fits: the least budget that works, or tile, phase and bytes.
 Evaluation best(const Call& call);
-/// Throws that Error unless the mapping fits.
-void check_fits(const Call& call, const Evaluation& evaluation);
 
 /// The report of an evaluation. visible_pairs: those that the rule shows, of all heads and batch entries.
 TileReport report_of(const Call& call, const Evaluation& evaluation, double visible_pairs);

@@ -233,9 +233,21 @@ void Scheduler::fill_phases(Schedule& schedule, const std::vector<const Weights*
       most = std::max(most, tile.size());
     });
   }
-  schedule.phases = (std::int64_t(most) + mapping_.in_flight - 1) / mapping_.in_flight;
+  const auto chunks = mapping_.staggered ? mapping_.rounds() : std::int64_t(most);
+  schedule.phases = (chunks + mapping_.in_flight - 1) / mapping_.in_flight;
   for (std::size_t tile = 0; tile < visits.size(); ++tile) {
-    const auto turn = call_.backward ? std::int64_t(tile) / mapping_.columns : 0;
+    const auto row = std::int64_t(tile) / mapping_.columns;
+    if (mapping_.staggered) {
+      auto& work = schedule.tiles.emplace_back(
+          TileWork{{schedule.phases, mapping_.in_flight}, std::vector<double>(schedule.phases), {}});
+      for (const auto& [chunk, cycles] : visits[tile]) {
+        const auto phase = mapping_.phase_of(chunk, row);
+        work.chunks.add(phase, chunk);
+        work.cycles[phase] += cycles;
+      }
+      continue;
+    }
+    const auto turn = call_.backward ? row : 0;
     schedule.tiles.push_back(dealt(visits[tile], schedule.phases, mapping_.in_flight, turn, mapping_.rows));
   }
 }

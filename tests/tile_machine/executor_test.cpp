@@ -238,6 +238,7 @@ TEST(Deterministic, ABatchEntryHasTheBitsThatItHasAlone) {
     batch.queries = batch.keys = {100 + 10 * i}, batch.rule = i % 3 ? causal() : full();
     if (i % 4 == 0) batch.key_lengths = {90, 17, 60};
     batch.deterministic = true;
+    if (i % 2) batch.budget = 90000;
     batch.draw();
     const std::int64_t entry = i % 3;
     auto alone = batch;
@@ -248,7 +249,7 @@ TEST(Deterministic, ABatchEntryHasTheBitsThatItHasAlone) {
          {std::pair{&batch.q, &alone.q}, {&batch.k, &alone.k}, {&batch.v, &alone.v}, {&batch.dout, &alone.dout}})
       copy_entry(*from, 3, entry, *to);
     EXPECT_EQ(bits_of_entry(batch, entry), bits_of_entry(alone, 0)) << batch.text();
-    batch.deterministic = alone.deterministic = false;
+    batch.deterministic = alone.deterministic = false, batch.budget = alone.budget = -1;
     batch.forward(false);
     const auto rows = last_tile_report().grid_rows;
     alone.forward(false);
@@ -258,44 +259,11 @@ TEST(Deterministic, ABatchEntryHasTheBitsThatItHasAlone) {
   use_tile_machine(TileMachine{});
 }
 
-TEST(Budget, BoundsEveryTileAndNamesTheLeast) {
-  for (const bool deterministic : {false, true}) {
-    use_tile_machine(small_machine(8, 1 << 20));
-    TileCall call;
-    call.batch = 2, call.queries = call.keys = {200}, call.d_qk = call.d_v = 16, call.rule = causal();
-    call.deterministic = deterministic;
-    call.draw();
-    call.forward(true);
-    const auto least = least_workspace(call.q.view(), call.k.view(), call.v.view(), call.options(false), false);
-    call.budget = least - 1;
-    const auto before = call.out.bytes();
-    try {
-      call.forward(false);
-      FAIL() << "no error";
-    } catch (const Error& error) {
-      const std::string line = error.what();
-      EXPECT_NE(line.find(deterministic ? "expected at most " + std::to_string(least - 1) + ";"
-                                        : "memory_budget: " + std::to_string(least - 1) + " bytes, expected at least " +
-                                              std::to_string(least)),
-                std::string::npos)
-          << line;
-    }
-    EXPECT_EQ(call.out.bytes(), before);
-    for (const auto budget : {least, 2 * least}) {
-      call.budget = budget;
-      call.forward(false);
-      expect_close(call, "out", call.out);
-      EXPECT_LE(last_tile_report().peak_bytes, budget);
-    }
-  }
-  use_tile_machine(TileMachine{});
-}
-
-/// The least budget that the error names.
-std::int64_t named_least(TileCall call, bool backward) {
-  call.budget = 1;
+/// The least budget that an error names; -1 if there is none.
+template <typename F>
+std::int64_t named_least(const F& run) {
   try {
-    backward ? call.backward(false) : call.forward(false);
+    run();
   } catch (const Error& error) {
     const std::string line = error.what(), before = "expected at least ";
     if (line.find(before) != std::string::npos) return std::stoll(line.substr(line.find(before) + before.size()));
@@ -304,19 +272,45 @@ std::int64_t named_least(TileCall call, bool backward) {
   return -1;
 }
 
-void expect_least_works(TileCall& call, const TileMachine& machine) {
+/// A call, explain and predict name the same least budget. Each that is smaller is refused with that number, each that is
+/// larger works, whatever results are asked for and however large an lse is.
+void expect_budgets_work(TileCall& call, const TileMachine& machine, std::mt19937& random) {
   call.draw();
   call.forward(true);
+  auto large = call.lse;
+  large.put(0, 1000);
   for (const bool backward : {false, true}) {
-    call.budget = named_least(call, backward);
-    ASSERT_NO_THROW(backward ? call.backward(false) : call.forward(false)) << call.text() << " " << call.budget;
-    EXPECT_LE(last_tile_report().peak_bytes, call.budget) << call.text();
-    expect_report(call, machine);
+    const auto run = [&](std::int64_t budget) {
+      call.budget = budget;
+      backward ? call.backward(false) : call.forward(false);
+    };
+    const auto predict = [&](std::int64_t budget) {
+      call.budget = budget;
+      predict_tiles(call.q.view(), call.k.view(), call.v.view(), call.options(false), backward);
+    };
+    const auto text = call.text() + (backward ? " backward" : "") + (call.deterministic ? " deterministic" : "");
+    const auto least = named_least([&] { run(1); });
+    EXPECT_EQ(named_least([&] { predict(1); }), least) << text;
+    EXPECT_EQ(explain_plan(call.q.view(), call.k.view(), call.v.view(), call.options(false), backward).least_bytes,
+              least)
+        << text;
+    for (const auto budget : {least - 1, 1 + std::int64_t(random() % least) - 1})
+      EXPECT_EQ(named_least([&] { run(budget); }), least) << text << " with " << budget;
+    for (const auto budget : {least, least + std::int64_t(random() % least), 2 * least, 3 * least + 1, 20 * least}) {
+      ASSERT_NO_THROW(predict(budget)) << text << " with " << budget << ", the least is " << least;
+      ASSERT_NO_THROW(run(budget)) << text << " with " << budget << ", the least is " << least;
+      EXPECT_LE(last_tile_report().peak_bytes, budget) << text;
+      expect_report(call, machine);
+    }
+    call.budget = least;
+    ASSERT_NO_THROW(backward ? (std::swap(call.lse, large), call.backward(false), std::swap(call.lse, large))
+                             : forward(call.q.view(), call.k.view(), call.v.view(), {call.out.view(), {}, {}, {}},
+                                       call.options(false)))
+        << text;
   }
 }
 
-/// Found by a search for the least memory, whose steps have the fewest rows; so have those that are executed.
-TEST_P(Simulator, TheLeastBudgetWorks) {
+TEST_P(Simulator, BudgetsFromTheLeastOnWork) {
   std::mt19937 random(seed_of(unsigned(40 + GetParam())));
   for (int i = 0; i < repeats(12) && !HasFailure(); ++i) {
     auto machine = small_machine(GetParam(), 4 << 20);
@@ -325,17 +319,56 @@ TEST_P(Simulator, TheLeastBudgetWorks) {
     if (i % 3 == 2) machine.mesh_rows = 1, machine.mesh_columns = GetParam(), machine.hop_cycles = 40;
     use_tile_machine(machine);
     auto call = any_call(random);
-    expect_least_works(call, machine);
+    call.deterministic = i % 4 > 1;
+    expect_budgets_work(call, machine, random);
   }
 }
 
-TEST(Budget, TheLeastOfAlikeRowsWorks) {
+TEST(Budget, RefusedBeforeAnythingIsWritten) {
+  for (const bool deterministic : {false, true}) {
+    use_tile_machine(small_machine(8, 1 << 20));
+    TileCall call;
+    call.batch = 2, call.queries = call.keys = {200}, call.rule = causal(), call.deterministic = deterministic;
+    call.draw();
+    call.budget = least_workspace(call.q.view(), call.k.view(), call.v.view(), call.options(false), false) - 1;
+    const auto before = call.out.bytes();
+    EXPECT_EQ(named_least([&] { call.forward(false); }), call.budget + 1);
+    EXPECT_EQ(call.out.bytes(), before);
+  }
+  use_tile_machine(TileMachine{});
+}
+
+TEST(Budget, OfDeterministicBatches) {
+  struct Sizes {
+    const char* machine;
+    std::int64_t tiles, batch, heads, queries, keys, d;
+  };
+  std::mt19937 random(1);
+  for (const auto& sizes : {Sizes{"bow", 1, 2, 2, 100, 64, 40},
+                            {"flatattention-32x32", 16, 5, 4, 17, 300, 16},
+                            {"ipu-mk2", 4, 9, 4, 30, 90, 16}}) {
+    auto machine = tile_machine(sizes.machine);
+    machine.tiles = sizes.tiles;
+    if (machine.mesh_columns > 0) machine.mesh_rows = machine.mesh_columns = 4;
+    use_tile_machine(machine);
+    TileCall call;
+    call.type = ElementType::float16, call.batch = sizes.batch, call.heads = call.kv_heads = sizes.heads;
+    call.queries = {sizes.queries}, call.keys = {sizes.keys}, call.d_qk = call.d_v = sizes.d;
+    call.deterministic = true;
+    expect_budgets_work(call, machine, random);
+  }
+  use_tile_machine(TileMachine{});
+}
+
+/// Steps of the least budget have the fewest rows; so have those that are executed.
+TEST(Budget, OfAlikeRows) {
+  std::mt19937 random(1);
   auto machine = tile_machine("ipu-mk2");
   machine.tiles = 16;
   use_tile_machine(machine);
   TileCall call;
   call.queries = call.keys = {64}, call.d_qk = call.d_v = 40;
-  expect_least_works(call, machine);
+  expect_budgets_work(call, machine, random);
   use_tile_machine(TileMachine{});
 }
 

@@ -13,6 +13,7 @@ struct Case {
   std::string rule;
   std::int64_t tiles, memory, heads;
   bool backward = false;
+  std::int64_t entries = 192;
 };
 
 struct Planned {
@@ -21,7 +22,7 @@ struct Planned {
   TileMachine machine;
 
   explicit Planned(const Case& one) {
-    const TensorView q(nullptr, ElementType::float16, {1, one.heads, 192, 32}, Device{DeviceKind::tiles});
+    const TensorView q(nullptr, ElementType::float16, {1, one.heads, one.entries, 32}, Device{DeviceKind::tiles});
     Options options;
     if (one.rule == "causal") options.rule = causal();
     if (one.rule == "local") options.rule = local(32);
@@ -65,12 +66,16 @@ TEST_P(NearTheBest, WithinATenth) {
   RecordProperty("ratio", std::to_string(chosen.cycles / best));
 }
 
+// The last four need the descent from the best guess: without it they take 1.11 to 1.33 times as long as the best.
 INSTANTIATE_TEST_SUITE_P(Planner, NearTheBest,
                          testing::Values(Case{"full", 4, 1 << 16, 1}, Case{"causal", 4, 1 << 16, 1},
                                          Case{"local", 4, 1 << 16, 1}, Case{"full", 6, 1 << 15, 2},
                                          Case{"causal", 6, 1 << 15, 2}, Case{"local", 6, 1 << 15, 2},
                                          Case{"full", 4, 1 << 17, 2, true}, Case{"causal", 4, 1 << 17, 2, true},
-                                         Case{"local", 4, 1 << 17, 2, true}));
+                                         Case{"local", 4, 1 << 17, 2, true}, Case{"causal", 11, 1 << 15, 1, false, 181},
+                                         Case{"causal", 11, 1 << 14, 1, false, 140},
+                                         Case{"causal", 8, 1 << 15, 1, true, 173},
+                                         Case{"local", 7, 1 << 17, 2, true, 81}));
 
 /// Every length up to 65,536 on an IPU, forward and backward: a plan that fits.
 TEST(Fits, EveryLength) {
@@ -86,6 +91,31 @@ TEST(Fits, EveryLength) {
           EXPECT_LE(predict_tiles(q, q, q, options, backward).peak_bytes, memory)
               << n << " tokens, d " << d << ", " << rule.text() << (backward ? ", backward" : "");
         }
+}
+
+/// Few tiles may send partial gradients of a key chunk at once, or they do not fit.
+TEST(Fits, StaggeredBackward) {
+  use_tile_machine(tile_machine("flatattention-32x32"));
+  const TensorView q(nullptr, ElementType::float16, {1, 4, 65536, 64}, Device{DeviceKind::tiles});
+  Options options;
+  options.rule = causal();
+  EXPECT_NO_THROW(predict_tiles(q, q, q, options, true));
+}
+
+/// The least budget does not depend on what the rule hides.
+TEST(Fits, TheSameLeastBudget) {
+  use_tile_machine(tile_machine("ipu-mk2"));
+  const TensorView q(nullptr, ElementType::float16, {1, 4, 4096, 64}, Device{DeviceKind::tiles});
+  for (const bool backward : {false, true})
+    for (const bool deterministic : {false, true}) {
+      Options options;
+      options.deterministic = deterministic;
+      const auto least = least_workspace(q, q, q, options, backward);
+      for (const auto& rule : {causal(), local(256)}) {
+        options.rule = rule;
+        EXPECT_EQ(least_workspace(q, q, q, options, backward), least) << rule.text();
+      }
+    }
 }
 
 /// Causal calls are dealt as evenly as it takes to come near to those without a rule.
