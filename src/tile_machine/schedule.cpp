@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "tile_machine/layout.h"
@@ -46,16 +47,24 @@ TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_
   TileWork work{{phases, in_flight}, std::vector<double>(phases), {}};
   std::stable_sort(visits.begin(), visits.end(), [](const Visit& a, const Visit& b) { return a.cycles > b.cycles; });
   stagger(visits, turn, turns);
-  for (std::size_t i = 0; i < visits.size(); ++i) {
-    std::int64_t best = in_flight == 1 ? std::int64_t(i) : -1;
-    for (std::int64_t phase = 0; in_flight > 1 && phase < phases; ++phase) {
-      if (work.chunks.full(phase)) continue;
-      if (best < 0 || work.cycles[phase] < work.cycles[best]) best = phase;
+  if (in_flight == 1) {
+    for (std::size_t i = 0; i < visits.size(); ++i) {
+      work.chunks.add(std::int64_t(i), visits[i].chunk);
+      work.cycles[i] = visits[i].cycles;
     }
-    work.chunks.add(best, visits[i].chunk);
-    work.cycles[best] += visits[i].cycles;
+    return work;
   }
-  if (in_flight > 1) sort_phases(work);
+  std::vector<std::pair<double, std::int64_t>> open;  // a heap: the phase with the least work is last
+  for (std::int64_t phase = 0; phase < phases; ++phase) open.emplace_back(0, phase);
+  for (const auto& visit : visits) {
+    std::pop_heap(open.begin(), open.end(), std::greater());
+    auto& [load, phase] = open.back();
+    work.chunks.add(phase, visit.chunk);
+    load = work.cycles[phase] += visit.cycles;
+    if (work.chunks.full(phase)) open.pop_back();
+    else std::push_heap(open.begin(), open.end(), std::greater());
+  }
+  sort_phases(work);
   return work;
 }
 
