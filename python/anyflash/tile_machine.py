@@ -332,7 +332,7 @@ def predict(
     trace: fill `transfers` (from, to, bytes), `live_bytes` and `tile_compute_cycles` (phases, tiles) too.
     memory_budget: the most bytes that are live on any tile. These and the numbers of chunks are the call's options.
     backward: as if no lse were 32 or more; a call that has one computes P once more.
-    Raises ValueError as the call would: the least memory_budget found to work. Raises MemoryError if nothing fits the
+    Raises ValueError as the call would: the least memory_budget that works. Raises MemoryError if nothing fits the
     machine: it names tile, phase and bytes.
     """
     bounds = dict(memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv)

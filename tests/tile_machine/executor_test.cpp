@@ -360,6 +360,26 @@ TEST(Budget, OfDeterministicBatches) {
   use_tile_machine(TileMachine{});
 }
 
+/// The mapping of one head changes where the budget passes a power of two. A batch that fitted just below must fit there.
+TEST(Budget, OfDeterministicBatchesAtPowersOfTwo) {
+  auto machine = tile_machine("ipu-mk2");
+  machine.tiles = 4;
+  use_tile_machine(machine);
+  for (std::int64_t batch = 1; batch <= 40; ++batch) {
+    const TensorView q(nullptr, ElementType::float16, {batch, 1, 250, 16}, Device{DeviceKind::tiles});
+    Options options;
+    options.deterministic = true;
+    const auto least = least_workspace(q, q, q, options, false);
+    for (std::int64_t power = 1024; power <= 1 << 19; power *= 2)
+      for (const auto budget : {power - 1, power, power + power / 64}) {
+        options.memory_budget = budget;
+        if (budget < least) EXPECT_THROW(predict_tiles(q, q, q, options), Error) << batch << " with " << budget;
+        else EXPECT_NO_THROW(predict_tiles(q, q, q, options)) << batch << " with " << budget;
+      }
+  }
+  use_tile_machine(TileMachine{});
+}
+
 /// Steps of the least budget have the fewest rows; so have those that are executed.
 TEST(Budget, OfAlikeRows) {
   std::mt19937 random(1);
