@@ -237,15 +237,16 @@ class Rung:
 
 def medians(rungs, arguments, rounds):
     """The median time of each rung's calls with the same arguments. They take turns: what disturbs the machine for a
-    while disturbs all. First calls of a fifth of a second: threads find their cores, caches fill. What takes long is
-    timed fewer times."""
+    while disturbs all. Before that, each is called for a fifth of a second: threads find their cores, caches fill.
+    When the calls of the first rung have taken two seconds, no more are timed; those of the others do not count."""
     for rung in rungs:
         begin = time.perf_counter()
         while time.perf_counter() < begin + 0.2:
             memory.milliseconds(rung, arguments)
     times, left = [], 2.0
     while len(times) < rounds and (left > 0 or not times):
-        times.append([memory.milliseconds(rung, arguments) / 1000 for rung in rungs])
+        order = (-1) ** len(times)  # who goes first in one round goes last in the next
+        times.append([memory.milliseconds(rung, arguments) / 1000 for rung in rungs[::order]][::order])
         left -= times[-1][0]
     return [statistics.median(of_rung) for of_rung in zip(*times)]
 

@@ -1,15 +1,15 @@
 // Rung 18: the backward pass on threads.
 //
-// Changed: heads go to threads. If the threads do not divide them evenly, a head is cut into parts: every n-th pair of a
-// key block from the front and one from the back. In a causal call all pairs are the same work. dK and dV are a part's
-// alone, but every key block adds to dQ of all queries: each part has a dQ of its own, and they are added up in order. So
-// the result is the same in every run on so many threads; the GPU's usual way, atomic additions, is not.
-// A thread prepares the queries of its part itself, though parts of one head then do it twice.
-// Expected: as many times faster as there are cores. Memory: a dQ for each part of each head.
-// Tried, in points of the library's speed with 128 channels, causal. All threads prepare the queries of all heads, then
-// share each head, and sum dQ a number of each part at a time: 2 to 7 less. Two to three of them are the sum, of which
-// the compiler made no vectors. Blocks of 32: 3 to 4 more, but up to 1 less without a mask; of 128: 10 less. On the
-// diagonal only the half of a tile that is visible: 3 to 5 more, for twelve lines. Other orders of blocks: no change.
+// Changed: heads go to threads. If the number of heads is not a multiple of the number of threads, a head is cut into
+// parts. A part has every n-th pair of a key block from the front and one from the back, and at least one pair. In a
+// causal call all pairs are the same work. dK and dV are a part's alone, but every key block adds to dQ of all queries:
+// each part has a dQ of its own, and they are added up in order. So the result is the same in every run on so many
+// threads; the GPU's usual way, atomic additions, is not.
+// A thread prepares the queries of its part itself: each part of a head does it again.
+// Expected: as many times faster as there are cores. Memory: a dQ for each part of each head, and for each thread the
+// padded Q and dO of a head.
+// Tried, in percentage points of the library's speed, d128 causal. Only the visible half of a tile on the diagonal: 3
+// to 5 more, left out to stay short. Blocks of 32: 3 to 4 more, left out because they lose up to 1 without a mask.
 // Measured (AMD EPYC, 2 threads, Zen 5): d64 full 435; d64 causal 399; d128 full 448; d128 causal 406 GFLOP/s.
 #include <hwy/highway.h>
 #include <omp.h>
@@ -153,7 +153,8 @@ struct KeyBlock {
 extern "C" void rung(const Attention* p) {
   const int d = p->d, width = (d + kColumns - 1) / kColumns * kColumns;
   const int blocks = (p->keys + kBlock - 1) / kBlock;
-  const int threads = omp_get_max_threads(), parts = threads / std::gcd(threads, p->heads);
+  const int threads = omp_get_max_threads();
+  const int parts = std::min(threads / std::gcd(threads, p->heads), std::max(1, (blocks + 1) / 2));
   const float scale = 1 / std::sqrt(float(d));
   std::vector<std::vector<float>> dq(std::size_t(p->heads) * parts);
 #pragma omp parallel for schedule(dynamic)
@@ -173,6 +174,6 @@ extern "C" void rung(const Attention* p) {
       float* sum = p->dq + (std::size_t(h) * p->queries + i) * d;
       std::fill_n(sum, d, 0.0f);
       for (int part = 0; part < parts; ++part)
-        for (int c = 0; c < d; ++c) sum[c] += dq[h * parts + part][i * width + c] * scale;
+        for (int c = 0; c < d; ++c) sum[c] += dq[h * parts + part][std::size_t(i) * width + c] * scale;
     }
 }

@@ -2,8 +2,8 @@
 //
 // Neighbouring threads make neighbouring columns, so that a warp reads 32 numbers of B that follow each other (one
 // memory transaction), and one number of A that all share.
-// Expected: a few percent of the peak. Each multiply-add reads two numbers through the L1 cache, which delivers far
-// fewer than the multipliers take.
+// Expected: a few percent of the peak; it is 9 %. Each multiply-add reads two numbers through the L1 cache, which
+// delivers far fewer than the multipliers take.
 // Measured (NVIDIA H100 80GB HBM3): 5.95 TFLOP/s.
 #include "device.h"
 

@@ -3,8 +3,8 @@
 // Changed: a thread reads four neighbouring numbers at once. A warp then asks for 512 bytes by one instruction, a
 // quarter of the instructions, and more bytes are on their way at any time. Rows that do not begin at a multiple of 16
 // bytes (a number of columns that 4 does not divide) go by single numbers: one kernel template, two instances.
-// Expected: nearer to the memory's bandwidth. 1024 x 1024 numbers lie in L2, and their times differ from run to run: 4.1 us
-// in one (rung 6: 4.3), 5.8 in the next (rung 6: 4.6), on the same kind of card. Why is not known.
+// Expected: nearer to the memory's bandwidth. 1024 x 1024 numbers lie in L2, and times differ from run to run on the
+// same kind of card. Rungs 6, 7 and 8 took 4.3, 4.1 and 4.0 us in one, 4.6, 5.8 and 4.5 in the next. Why is not known.
 // Measured (NVIDIA H100 80GB HBM3): 1024 x 1024 5.76; 4096 x 4096 52.8 us.
 #include "device.h"
 

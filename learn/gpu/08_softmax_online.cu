@@ -5,9 +5,9 @@
 //   m = max(m1, m2),   l = l1 exp(m1 - m) + l2 exp(m2 - m).
 // So one reduction does for two. exp is exp2 of a number times log2(e), which is what the hardware has, and the division
 // is one for the row. Rows that are too long for the registers are read twice.
-// Expected: the memory's bandwidth, 8 bytes a number, as torch.softmax; for short rows a little better. 1024 x 1024 numbers
-// lie in the L2 cache from call to call: there one read instead of three gained nothing over rung 7 in one run, and a
-// quarter in the next.
+// Expected: the memory's bandwidth, 8 bytes a number, as torch.softmax; for short rows a little better. 1024 x 1024
+// numbers lie in the L2 cache from call to call. Whether one read instead of three gains there differs from run to run
+// (rung 7). torch's time is of a Python loop of 20 calls, which at 1024 x 1024 may be the time of the launches.
 // Measured (NVIDIA H100 80GB HBM3): 1024 x 1024 4.49; 4096 x 4096 48 us.
 #include "device.h"
 

@@ -1,6 +1,6 @@
 // Rung 11: FlashAttention-2's loops (Dao, 2023) on plain multiply-adds.
 //
-// Changed: query blocks outside, and a thread block for each: a hundred times as many thread blocks. O, m and l stay in
+// Changed: query blocks outside, and a thread block for each: 64 times as many thread blocks. O, m and l stay in
 // registers and are written once, with one division at the end. Products are rung 3's register tiles: 256 threads are
 // 16 x 16, a thread has 4 x 4 scores and, of the same 4 rows, up to 8 channels of O. The 16 threads of a row are half a
 // warp, so row_max and row_sum are shuffles. K lies transposed in shared memory, and P goes through it, for the second

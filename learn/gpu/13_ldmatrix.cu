@@ -4,8 +4,8 @@
 // transposed on the way if asked (for V). Eight rows of a matrix lie a whole row of the tile apart, so they would all be
 // in the same banks. So the 16 bytes number c of row r lie where number c ^ (r % 8) would: eight rows of a column then
 // are in eight different groups of banks. The exclusive or is the whole swizzle; a table or padding is not needed.
-// Expected: a third of the instructions for fragments and no conflicts: about twice rung 12. It is three times and a half at best:
-// conflicts cost more than was thought. How much they cost of it was not profiled.
+// Expected: a third of the instructions for fragments and no conflicts: about twice rung 12. It is three times and a
+// half at best: conflicts cost more than was thought. How much they cost of it was not profiled.
 // Measured (NVIDIA H100 80GB HBM3): d64 full 188; d64 causal 163; d128 full 161; d128 causal 142 TFLOP/s.
 #include "ptx.h"
 

@@ -34,6 +34,24 @@ def test_a_rung_is_right(rung):
     assert rung.load(MODULES).wrong() is None
 
 
+def test_the_backward_pass_on_many_threads():
+    """64 threads, also more than pairs of key blocks: right, and no dQ for a thread that has nothing to do."""
+    program = """if True:
+        import resource, sys, ladder
+        rung = ladder.Rung(ladder.FOLDER / "cpu" / "18_backward_threads.cpp").load(ladder.Path(sys.argv[1]))
+        ladder.set_threads(64)
+        assert rung.wrong() is None
+        case = ladder.Case(2048, 1, 128, heads=9, backward=True)
+        arguments, before = case.arguments(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        rung(arguments)
+        assert case.wrong() is None
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"""
+    command = [sys.executable, "-c", program, MODULES]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ladder.FOLDER)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) < 200 * 1024  # KiB; 9 heads x 64 parts x 1 MiB would be 576 MiB
+
+
 @pytest.mark.parametrize("rung", [rung for rung in ladder.rungs() if rung.axis != "matmul"], ids=lambda rung: rung.name)
 def test_a_wrong_rung_is_found(rung, monkeypatch):
     """The same check with a rung that leaves out a last step."""
