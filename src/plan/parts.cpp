@@ -50,7 +50,7 @@ Problem problem_of(const Problem& whole, const Part& part) {
 
 /// The mask of the first batch entry and head of a part, in a plan whose masks are found on the GPU. Its program names
 /// the tables in the GPU's memory, which nobody reads here.
-MaskGroup late_group(const ExecutionPlan& whole, const Problem& problem, std::int64_t b, std::int64_t h) {
+MaskGroup group_on_device(const ExecutionPlan& whole, const Problem& problem, std::int64_t b, std::int64_t h) {
   auto group = whole.groups[0];
   rules::Tables tables;  // what the GPU has to fill: documents
   group.program = rules::compile(problem.rule, shapes_of(problem), b, h, tables, -1, true);
@@ -62,12 +62,12 @@ MaskGroup late_group(const ExecutionPlan& whole, const Problem& problem, std::in
 void fill_plan(const ExecutionPlan& whole, const Problem& of_whole, const Problem& problem, const Part& part,
                ExecutionPlan& plan) {
   const auto heads = problem.heads_q / std::max<std::int64_t>(part.g, 1), first_h = part.first_g * heads;
-  plan.query_grid = whole.query_grid, plan.key_grid = whole.key_grid, plan.late = whole.late;
+  plan.query_grid = whole.query_grid, plan.key_grid = whole.key_grid, plan.masks_on_device = whole.masks_on_device;
   plan.batch_groups = whole.batch_groups > 1 ? part.b : 1;
   plan.head_groups = whole.head_groups > 1 ? problem.heads_q : 1;
-  if (whole.late) {
-    plan.groups.push_back(
-        late_group(whole, of_whole, whole.batch_groups > 1 ? part.first_b : 0, whole.head_groups > 1 ? first_h : 0));
+  if (whole.masks_on_device) {
+    plan.groups.push_back(group_on_device(whole, of_whole, whole.batch_groups > 1 ? part.first_b : 0,
+                                          whole.head_groups > 1 ? first_h : 0));
   } else {
     for (std::int64_t b = 0; b < plan.batch_groups; ++b)
       for (std::int64_t h = 0; h < plan.head_groups; ++h)

@@ -124,7 +124,7 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
   const bool lengths = problem.key_lengths.given();
   plan.batch_groups = facts.batch_varies || lengths ? problem.batch : 1;
   plan.head_groups = facts.heads_vary ? problem.heads_q : 1;
-  if (plan.late) {
+  if (plan.masks_on_device) {
     plan.groups.resize(1);
     plan.groups[0].program = rules::compile(problem.rule, shapes, 0, 0, *tables, -1, true);
     plan.tables = tables;
@@ -187,8 +187,8 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
   auto plan = std::make_shared<ExecutionPlan>();
   plan->threads = threads;
   plan->kept = plan->shares_words = keep;
-  plan->late = problem.tables_on_device;
-  const bool blind = plan->late && facts.tables;  // no tile's class can be computed
+  plan->masks_on_device = problem.tables_on_device;
+  const bool blind = plan->masks_on_device && facts.tables;  // no tile's class can be computed
   const auto cuts = possible_cuts(problem, menu, blind ? Int3{{1, 1, 1}} : facts.stride);
   const auto k_sizes = compile_groups(problem, facts, *plan);
   const bool empty = problem.queries() == 0 || problem.keys() == 0 || plan->groups.empty();

@@ -126,7 +126,7 @@ struct ExecutionPlan {
   int threads = 0;
   /// Lengths or tables are in device memory. groups then holds one mask, without them (with its runs if there are only
   /// lengths), and the backend finds the masks in each call.
-  bool late = false;
+  bool masks_on_device = false;
   bool kept = false;          ///< it outlives the call: in the cache, or held by the caller
   bool shares_words = false;  ///< on a GPU tiles may share a table of words: not if tables may be used only once
   Companions companions;

@@ -10,7 +10,7 @@
 namespace anyflash::cuda {
 namespace {
 
-constexpr int kSide = 64, kThreads = 128, kSlots = 2, kTiles = kSide / 8;
+constexpr int kSide = 64, kThreads = 128, kRowGroups = 2, kTiles = kSide / 8;
 
 template <class Products>
 using KeyTile = typename Products::template KeyTile<kSide, kSide>;
@@ -84,16 +84,16 @@ __global__ void store_kernel(const E* from, Rows rows, int channels, SomeRows pl
 /// Where number n of a lane's row i lies.
 template <class Products>
 __device__ int place_of(int i, int n) {
-  return Products::template row_of<kSlots>(i) * kSide + n / 2 * 8 + 2 * static_cast<int>(lane_number() % 4) + n % 2;
+  return Products::template row_of<kRowGroups>(i) * kSide + n / 2 * 8 + 2 * static_cast<int>(lane_number() % 4) + n % 2;
 }
 template <class Products, class T>
-__device__ void store_numbers(const T (&x)[kSlots][kTiles][2], T* to) {
-  for (int i = 0; i < kSlots; ++i)
+__device__ void store_numbers(const T (&x)[kRowGroups][kTiles][2], T* to) {
+  for (int i = 0; i < kRowGroups; ++i)
     for (int n = 0; n < 2 * kTiles; ++n) to[place_of<Products>(i, n)] = x[i][n / 2][n % 2];
 }
 template <class Products, class T>
-__device__ void load_numbers(T (&x)[kSlots][kTiles][2], const T* from) {
-  for (int i = 0; i < kSlots; ++i)
+__device__ void load_numbers(T (&x)[kRowGroups][kTiles][2], const T* from) {
+  for (int i = 0; i < kRowGroups; ++i)
     for (int n = 0; n < 2 * kTiles; ++n) x[i][n / 2][n % 2] = from[place_of<Products>(i, n)];
 }
 
@@ -107,7 +107,7 @@ __global__ void scores_kernel(const E* q, const E* k, NumberOf<E>* s) {
     q_tile[Tile::at(i / kSide, i % kSide)] = q[i], k_tile[Tile::at(i / kSide, i % kSide)] = k[i];
   Products::show();
   __syncthreads();
-  NumberOf<E> own[kSlots][kTiles][2];
+  NumberOf<E> own[kRowGroups][kTiles][2];
   Products::template scores<kSide, kSide, kSwapped>(own, q_tile, k_tile);
   store_numbers<Products>(own, s);
 }
@@ -122,7 +122,7 @@ __global__ void values_kernel(const NumberOf<E>* p, const E* v, NumberOf<E>* o) 
   for (int i = threadIdx.x; i < kSide * kSide; i += kThreads) tile[Tile::at(i / kSide, i % kSide)] = v[i];
   Products::show();
   __syncthreads();
-  NumberOf<E> own_p[kSlots][kTiles][2], own_o[kSlots][kTiles][2];
+  NumberOf<E> own_p[kRowGroups][kTiles][2], own_o[kRowGroups][kTiles][2];
   load_numbers<Products>(own_p, p), load_numbers<Products>(own_o, o);
   Products::template values<Tile>(own_o, own_p, tile);
   store_numbers<Products>(own_o, o);
@@ -138,9 +138,9 @@ __global__ void quad_kernel(const T* from, T* largest, T* sum) {
 template <class E>
 __global__ void hide_kernel(NumberOf<E>* s, const rules::Word* words) {
   using Products = PolicyOf<E>;
-  NumberOf<E> own[kSlots][kTiles][2];
+  NumberOf<E> own[kRowGroups][kTiles][2];
   load_numbers<Products>(own, s);
-  for (int i = 0; i < kSlots; ++i) hide_pairs(own[i], words[Products::template row_of<kSlots>(i)]);
+  for (int i = 0; i < kRowGroups; ++i) hide_pairs(own[i], words[Products::template row_of<kRowGroups>(i)]);
   store_numbers<Products>(own, s);
 }
 
@@ -156,18 +156,18 @@ struct Terms {
 template <class E, class T = NumberOf<E>>
 __global__ void softmax_kernel(const T* s, int tiles, Terms<T> terms, T* shift, T* largest, T* sum, T* o, T* p) {
   using Products = PolicyOf<E>;
-  OnlineSoftmax<E, T, kSlots> rows;
-  T own[kSlots][kTiles][2], own_o[kSlots][1][2] = {};
-  for (int i = 0; i < kSlots; ++i) rows.shift[i] = rows.largest[i] = -infinity<T>(), rows.sum[i] = 0;
+  OnlineSoftmax<E, T, kRowGroups> rows;
+  T own[kRowGroups][kTiles][2], own_o[kRowGroups][1][2] = {};
+  for (int i = 0; i < kRowGroups; ++i) rows.shift[i] = rows.largest[i] = -infinity<T>(), rows.sum[i] = 0;
   for (int tile = 0; tile < tiles; ++tile) {
     load_numbers<Products>(own, s + tile * kSide * kSide);
     rows.step(own, own_o, terms);
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
       for (int n = 0; n < 2 * kTiles; ++n) own_o[i][0][n % 2] += own[i][n / 2][n % 2];
   }
   store_numbers<Products>(own, p);
-  for (int i = 0; i < kSlots; ++i) {
-    const int row = Products::template row_of<kSlots>(i);
+  for (int i = 0; i < kRowGroups; ++i) {
+    const int row = Products::template row_of<kRowGroups>(i);
     const T all = quad_sum(rows.sum[i]), all_o = quad_sum(own_o[i][0][0] + own_o[i][0][1]);
     const T highest = quad_largest(rows.largest[i]);
     if (lane_number() % 4 == 0) shift[row] = rows.shift[i], largest[row] = highest, sum[row] = all, o[row] = all_o;

@@ -118,7 +118,7 @@ TEST(Parts, OfLateMasksPointAtTheirOwnTables) {
   auto problem = forward_problem(call.q, call.k, call.v, {call.out, call.lse, {}, {}}, call.options);
   problem.tables_on_device = true;
   const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
-  ASSERT_TRUE(plan->late);
+  ASSERT_TRUE(plan->masks_on_device);
   const auto* const lengths = static_cast<const std::int32_t*>(problem.key_lengths.data);
   for (const std::int64_t groups : {1, 2, 4}) {
     problem.chunks = {.groups = groups, .portable = true};
@@ -126,7 +126,7 @@ TEST(Parts, OfLateMasksPointAtTheirOwnTables) {
     for_each_part(problem, *plan, [&](const Problem& part, const ExecutionPlan& of_part) {
       const auto b = static_cast<const std::int32_t*>(part.key_lengths.data) - lengths;
       const auto h = (part.q.data - problem.q.data) / 4 % (heads * queries * d) / (queries * d);
-      ASSERT_TRUE(of_part.late);
+      ASSERT_TRUE(of_part.masks_on_device);
       ASSERT_EQ(of_part.groups.size(), 1u);
       EXPECT_TRUE(part.chunks.portable);
       EXPECT_EQ(part.key_lengths.shape[0], part.batch);

@@ -15,7 +15,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/lasting_memory.h"
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 #include "cuda/common/words.h"
 #include "plan/facts.h"
 #include "rules/classes.h"
@@ -272,7 +272,7 @@ const CountedWordTiles& counted_word_tiles(const ExecutionPlan& plan) {
 }
 
 bool keeps_words(const ExecutionPlan& plan, bool of_queries) {
-  return plan.kept && !plan.late && counted_word_tiles(plan).kept[of_queries];
+  return plan.kept && !plan.masks_on_device && counted_word_tiles(plan).kept[of_queries];
 }
 
 std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
@@ -326,7 +326,7 @@ void keep_for_graphs(const std::shared_ptr<const void>& memory) {
 }
 
 /// Throws Error unless a rule's tables that are declared to be on the device are there.
-void check_tables(const LateArgs& args, Device device) {
+void check_tables(const DeviceMaskArgs& args, Device device) {
   for (const auto& lengths : args.cu_seqlens) check_pointer("rule: a table", lengths.data, device);
   for (int i = 0; i < args.program.atom_count; ++i) check_pointer("rule: a table", args.program.atoms[i].data, device);
 }
@@ -336,11 +336,11 @@ void check_tables(const LateArgs& args, Device device) {
 DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMemory& memory, cudaStream_t stream)
     : problem_(problem), plan_(plan), stream_(stream) {
   const int device = problem.device.index;
-  if (plan.late) {
+  if (plan.masks_on_device) {
     std::int64_t bytes = 0;
-    check_tables(late_args(problem, plan, nullptr, bytes), problem.device);
-    const auto args = late_args(problem, plan, memory.take(bytes), bytes);
-    find_late_masks(args, stream);
+    check_tables(device_mask_args(problem, plan, nullptr, bytes), problem.device);
+    const auto args = device_mask_args(problem, plan, memory.take(bytes), bytes);
+    find_device_masks(args, stream);
     groups_ = args.groups, numbered_ = args.numbered;
     return;
   }
@@ -370,8 +370,8 @@ const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32
   if (bytes == 0) return nullptr;
   if (keeps_words(plan_, of_queries)) return static_cast<KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
   auto args = word_args(plan_, groups_, of_queries, memory);
-  if (plan_.late) {
-    args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = late_word_tiles(problem_, plan_);
+  if (plan_.masks_on_device) {
+    args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = device_mask_tiles(problem_, plan_);
     args.too_many = too_many;
   }
   ask_all_words(args, plan_.batch_groups * plan_.head_groups, stream_);
@@ -379,7 +379,7 @@ const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32
 }
 
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
-  const auto tiles = plan.late ? late_word_tiles(problem, plan) : word_tiles(plan, of_queries);
+  const auto tiles = plan.masks_on_device ? device_mask_tiles(problem, plan) : word_tiles(plan, of_queries);
   return tiles * tile_bytes(plan, of_queries);
 }
 
@@ -389,7 +389,7 @@ bool may_differ_in_batch(const Problem& problem) {
 
 bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
                bool changes_bits) {
-  if (plan.late) return true;  // some words for each block of queries or keys
+  if (plan.masks_on_device) return true;  // some words for each block of queries or keys
   if (!changes_bits || !may_differ_in_batch(problem))
     return word_bytes(problem, plan, of_queries) / plan.batch_groups <= entry_bytes;
   const auto tiles = plan.head_groups * std::int64_t{plan.query_grid.count()} * plan.key_grid.count();
@@ -401,9 +401,9 @@ std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, b
 }
 
 std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan) {
-  if (!plan.late) return plan.kept ? 0 : Builder(plan).image.size();
+  if (!plan.masks_on_device) return plan.kept ? 0 : Builder(plan).image.size();
   std::int64_t bytes = 0;
-  late_args(problem, plan, nullptr, bytes);
+  device_mask_args(problem, plan, nullptr, bytes);
   return static_cast<std::size_t>(bytes);
 }
 

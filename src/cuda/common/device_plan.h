@@ -10,7 +10,7 @@
 
 namespace anyflash::cuda {
 
-/// The groups of a plan, as kernels read them. Masks from lengths and tables in device memory ("late") are found in
+/// The groups of a plan, as kernels read them. Masks from lengths and tables in device memory are found in
 /// each call. A kept plan's other groups stay in device memory as long as the plan lives, or forever once a graph reads
 /// them. Those of other plans are in the call's memory.
 class DevicePlan {
@@ -34,7 +34,7 @@ class DevicePlan {
   cudaStream_t stream_;
   std::shared_ptr<void> kept_;
   const DeviceGroup* groups_ = nullptr;
-  const unsigned long long* numbered_ = nullptr;  // LateArgs::numbered
+  const unsigned long long* numbered_ = nullptr;  // DeviceMaskArgs::numbered
 };
 
 /// Could entries of a larger batch have masks of their own?

@@ -4,7 +4,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 #include "cuda/hopper/attention_args.h"
 #include "cuda/hopper/attention_kernels.h"
 #include "cuda/hopper/maps.h"
@@ -28,7 +28,7 @@ bool has_short_tasks(const Problem& problem, const ExecutionPlan& plan) {
   constexpr std::int64_t sample = 64;  // query blocks
   const auto& list = plan.groups[0].keys_of_query_block;
   const auto blocks = static_cast<std::int64_t>(list.start.size()) - 1;
-  if (plan.late || may_differ_in_batch(problem) || blocks <= 0) return plan.key_grid.count() < few;
+  if (plan.masks_on_device || may_differ_in_batch(problem) || blocks <= 0) return plan.key_grid.count() < few;
   const auto step = std::max(blocks / sample, std::int64_t{1}), asked = (blocks + step - 1) / step;
   std::int64_t visited = 0;
   for (std::int64_t block = 0; block < blocks; block += step)
@@ -43,7 +43,8 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (!plain_rows(problem, plan.query_grid) || !plain_rows(problem, plan.key_grid)) return false;  // boxes: forward.cuh
   if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
   // Whether words have room decides between kernels that round differently: never by what else is in the batch.
-  if (plan.late && (late_word_tiles(problem, plan) == 0 || (problem.deterministic && plan.batch_groups > 1)))
+  if (plan.masks_on_device &&
+      (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && plan.batch_groups > 1)))
     return false;
   return words_fit(problem, plan, true, 8 * problem.heads_q * problem.queries() * problem.d_v, problem.deterministic) &&
          !has_short_tasks(problem, plan);
@@ -102,7 +103,7 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
   args.queries = static_cast<std::int32_t>(problem.queries());
   args.query_cut = cut_of(plan.query_grid, call.query_rows), args.key_cut = cut_of(plan.key_grid, call.key_rows);
   args.groups = call.groups, args.batch_groups = call.batch_groups, args.head_groups = call.head_groups;
-  args.late = plan.late;
+  args.masks_on_device = plan.masks_on_device;
   args.tiles = (call.query_blocks + blocks - 1) / blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * problem.heads_q * args.tiles);
   args.section_heads = section_heads(problem, call.group_heads, args.tiles);

@@ -17,7 +17,6 @@
 #include "cuda/tile/lazy_softmax.cuh"
 #include "cuda/tile/mask_words.cuh"
 #include "cuda/tile/score_mod.cuh"
-#include "cuda/tile/setmaxnreg.cuh"
 
 namespace anyflash::cuda {
 
@@ -296,7 +295,7 @@ class Attention {
       }
       store_matrices(tile + row * 64 + m / 4 * 4096 + ((2 * (m % 4) + lane_number() / 16) ^ row % 8) * 8, x);
     }
-    show_to_products();
+    fence_proxy_async();
     sync_threads<128>(8 + warpgroup);
     if (threadIdx.x % 128 != 0) return;
     const auto block = task.first_query / 64 + static_cast<std::int32_t>(warpgroup);

@@ -27,7 +27,7 @@ struct AttentionArgs {
   std::int32_t* next_task;                   ///< 0 before and after a launch
   std::int32_t* again;                       ///< becomes kBlocksAgain if a result is not finite
   std::uint8_t* again_blocks;                ///< (batch, heads, query blocks): 1 where one is; null: nobody asks
-  bool late;                                 ///< masks were found on the device: `again` may be kAllAgain before
+  bool masks_on_device;                      ///< masks were found on the device: `again` may be kAllAgain before
   float scale, scale_log2;                   ///< softmax_scale, and that times log2(e)
   float cap, cap_inverse;                    ///< ScoreModKind::general; cap 0: none
 };

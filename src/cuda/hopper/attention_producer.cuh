@@ -103,7 +103,7 @@ class AttentionProducer {
       : args_(args),
         shared_(shared),
         steps_(args),
-        tasks_(args.late && *args.again == kAllAgain ? 0 : args.tasks),
+        tasks_(args.masks_on_device && *args.again == kAllAgain ? 0 : args.tasks),
         bias_boxes_(args.bias.data ? args.bias.type == 2 ? 2 : 1 : 0) {}
 
   /// One warp takes tasks and loads K, then Q: the first K of a task is waited for before its Q.

@@ -4,12 +4,12 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 #include "cuda/common/memory.h"
 #include "cuda/hopper/backward_double.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
-#include "cuda/hopper/pieces.h"
+#include "cuda/hopper/split_bf16.h"
 #include "cuda/hopper/report.h"
 #include "cuda/portable/launch.h"
 #include "problem/tensor.h"
@@ -17,7 +17,7 @@
 namespace anyflash::cuda {
 namespace {
 
-bool in_pieces(const Problem& problem) { return problem.type == ElementType::float32; }
+bool is_split(const Problem& problem) { return problem.type == ElementType::float32; }
 
 /// Which kernel computes the bias's gradient, and how.
 enum class BiasGradient : std::uint8_t {
@@ -54,20 +54,20 @@ BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
 /// The workspace of a call: the sums of dQ and of the bias's gradient, the report, lse, delta and dlse, mask words, and
 /// split-bfloat16 copies of float32 tensors.
 struct Space {
-  std::int64_t sums = 0, bias = 0, rows = 0, words = 0, pieces = 0;
+  std::int64_t sums = 0, bias = 0, rows = 0, words = 0, bf16_terms = 0;
   std::int64_t first_words() const { return sums + bias + report_bytes + 3 * rows; }
-  std::int64_t first_pieces() const { return first_words() + words; }
-  std::int64_t bytes() const { return first_pieces() + pieces; }
+  std::int64_t first_split() const { return first_words() + words; }
+  std::int64_t bytes() const { return first_split() + bf16_terms; }
 };
 
 /// Describes q, dout, k and v for splitting into bfloat16 terms. Returns the bytes that the terms take.
-std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
-  pieces.depth = padded_depth(problem), pieces.pieces = piece_count(problem);
-  pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
-  pieces.tensors[1] = piece_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
-  pieces.tensors[2] = piece_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
-  pieces.tensors[3] = piece_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
-  return place_pieces(pieces, 4, problem.batch, memory);
+std::int64_t split_of(const Problem& problem, const ExecutionPlan& plan, char* memory, SplitArgs& bf16_terms) {
+  bf16_terms.depth = padded_depth(problem), bf16_terms.bf16_terms = bf16_term_count(problem);
+  bf16_terms.tensors[0] = split_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
+  bf16_terms.tensors[1] = split_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
+  bf16_terms.tensors[2] = split_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
+  bf16_terms.tensors[3] = split_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
+  return place_split(bf16_terms, 4, problem.batch, memory);
 }
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
@@ -76,14 +76,14 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   space.sums = space.rows * padded_depth(problem);
   if (bias_gradient(problem, plan) == BiasGradient::summed) space.bias = bias_sum_bytes(problem, plan);
   space.words = word_workspace(problem, plan, false);
-  PieceArgs pieces;
-  if (in_pieces(problem)) space.pieces = pieces_of(problem, plan, nullptr, pieces);
+  SplitArgs bf16_terms;
+  if (is_split(problem)) space.bf16_terms = split_of(problem, plan, nullptr, bf16_terms);
   return space;
 }
 
 /// Are all tiles visited?
 bool visits_all(const ExecutionPlan& plan) {
-  if (plan.late) return false;  // masks found on the GPU: unknown
+  if (plan.masks_on_device) return false;  // masks found on the GPU: unknown
   for (const auto& group : plan.groups) {
     std::int64_t tiles = 0;
     for (const auto& run : group.queries_of_key_block.runs) tiles += run.count;
@@ -114,7 +114,7 @@ void clear(const Bias& bias, cudaStream_t stream) {
 
 GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
   const int depth = padded_depth(problem);
-  if (in_pieces(problem)) return group_backward_kernels_float32(depth, piece_count(problem));
+  if (is_split(problem)) return group_backward_kernels_float32(depth, bf16_term_count(problem));
   return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, kind)
                                               : group_backward_kernels_bfloat16(depth, kind);
 }
@@ -123,12 +123,12 @@ GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
 bool map_all(const Problem& problem, GroupBackwardArgs& args) {
   for (int side = 0; side < 2; ++side) {
     args.cuts[side] = cut_of(args.sides[side].grid, args.sides[side].plain);
-    for (int n = 0; n < 2 && !in_pieces(problem); ++n)
+    for (int n = 0; n < 2 && !is_split(problem); ++n)
       if (!map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n], args.sides[side].grid,
                     args.sides[side].heads, problem.batch))
         return false;
   }
-  args.key_gradients_copied = !in_pieces(problem);
+  args.key_gradients_copied = !is_split(problem);
   for (int n = 0; n < 2; ++n) {
     const auto& side = args.sides[1];
     if (args.key_gradients_copied && side.gradients[n].data)
@@ -141,12 +141,12 @@ bool map_all(const Problem& problem, GroupBackwardArgs& args) {
 /// Queues the split of float32 tensors into bfloat16 terms in `memory`, and sets the factors of their sums.
 void split(const Problem& problem, const ExecutionPlan& plan, char* memory, GroupBackwardArgs& args,
            cudaStream_t stream) {
-  PieceArgs pieces;
-  pieces_of(problem, plan, memory, pieces);
-  for (int n = 0; n < 4; ++n) args.pieces[n / 2][n % 2] = pieces.tensors[n].to;
-  split_rows(pieces, 4, problem.batch, stream);
-  constexpr float product = kPieceScale * kPieceScale;
-  args.key_factors[0] = args.factor / (product * kPieceScale), args.key_factors[1] = 1 / product;
+  SplitArgs bf16_terms;
+  split_of(problem, plan, memory, bf16_terms);
+  for (int n = 0; n < 4; ++n) args.bf16_terms[n / 2][n % 2] = bf16_terms.tensors[n].to;
+  split_rows(bf16_terms, 4, problem.batch, stream);
+  constexpr float product = kSplitScale * kSplitScale;
+  args.key_factors[0] = args.factor / (product * kSplitScale), args.key_factors[1] = 1 / product;
   args.factor /= product;
 }
 
@@ -155,17 +155,17 @@ void split(const Problem& problem, const ExecutionPlan& plan, char* memory, Grou
 bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
   if (!has_groups(problem.device)) return false;
   if (problem.type == ElementType::float64) return double_backward_serves(problem, plan, args);
-  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
+  if (plan.masks_on_device && device_mask_tiles(problem, plan) == 0) return false;
   if (problem.deterministic || problem.alibi.given()) return false;
-  if (in_pieces(problem) ? padded_depth(problem) > 128 || args.general || !bears_pieces(args.scale)
-                         : problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0)
+  if (is_split(problem) ? padded_depth(problem) > 128 || args.general || !splits_exactly(args.scale)
+                        : problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0)
     return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   if (problem.bias.given() &&
       (problem.bias.type == ElementType::float64 || !args.sides[0].plain || !args.sides[1].plain))
     return false;
   for (const auto& side : args.sides)
-    for (int n = 0; n < 2 && !in_pieces(problem); ++n)
+    for (int n = 0; n < 2 && !is_split(problem); ++n)
       if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
   return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch, true);
 }
@@ -208,30 +208,31 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
   args.factor = static_cast<float>(common.scale), args.cap = static_cast<float>(common.softcap);
   args.cap_inverse = args.cap > 0 ? 1.0f / args.cap : 0.0f;
-  args.careful = reinterpret_cast<std::int32_t*>(report), args.next_task = args.careful + 1;
-  args.terms.any_far = args.careful + 2;
-  if (in_pieces(problem)) {
-    split(problem, plan, workspace + space.first_pieces(), args, stream);
+  args.not_finite = reinterpret_cast<std::int32_t*>(report), args.next_task = args.not_finite + 1;
+  args.terms.any_large_lse = args.not_finite + 2;
+  if (is_split(problem)) {
+    split(problem, plan, workspace + space.first_split(), args, stream);
     terms.find(args);
   }
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
   launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);
-  args.words = masks.words(false, workspace + space.first_words(), args.careful), args.late = plan.late;
+  args.words = masks.words(false, workspace + space.first_words(), args.not_finite),
+  args.masks_on_device = plan.masks_on_device;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
   const bool clears = args.bias_stored && !visits_all(plan);
   if (clears) clear(problem.dbias, stream);
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
-  const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
-  const bool early = !in_pieces(problem);  // float32's kernels have no wait of their own
+  const auto blocks = is_split(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
+  const bool early = !is_split(problem);  // float32's kernels have no wait of their own
   // In a CUDA graph only a kernel may let the next one begin early.
   const bool behind_kernel = !(args.bias_sums || clears) || !capturing(stream);
   launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
   if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
-  return {true, args.bias_stored || args.bias_sums, args.careful};
+  return {true, args.bias_stored || args.bias_sums, args.not_finite};
 }
 
 }  // namespace anyflash::cuda

@@ -31,7 +31,7 @@ class GroupBackwardBlock {
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
-  static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS, to save registers
+  static constexpr bool kDeferredDv = kDepth == 64;  ///< dV's products wait for dS, to save registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8, kThreads = Sizes::kThreads;
   /// TMA stores dK and dV. Not where biases use the shared memory that they would be stored from.
   static constexpr bool kByCopies = !Sizes::kGeneral;
@@ -54,21 +54,21 @@ class GroupBackwardBlock {
   __device__ __forceinline__ static void key_products(float (&c)[kQueryTiles][4], std::uint32_t keys,
                                                       const E* queries) {
     const auto b = describe_tile(queries, 0);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kDepth; d += 16)
       multiply<false, false>(c, keys + columns_from<kKeys>(d), b + columns_from<kQueries>(d), d > 0, E());
-    products_commit();
+    wgmma_commit();
   }
 
   /// c += a (P^T or dS^T) times the rows of `queries` (dO or Q).
   __device__ __forceinline__ static void query_products(float (&c)[kDepthTiles][4],
                                                         const std::uint32_t (&a)[kQueries / 16][4], const E* queries) {
     const auto b = describe_tile(queries, kQueries * 128);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kQueries / 16; ++m) multiply<true>(c, a[m], b + rows_from(16 * m), true, E());
-    products_commit();
+    wgmma_commit();
   }
 
   /// c = this warpgroup's part of dS K.
@@ -76,11 +76,11 @@ class GroupBackwardBlock {
     const E* const part = shared_.scores[buffer] + (kCells == 2 ? group() * kKeys * 64 : 0);  // of two panels of keys
     const auto a = describe_tile(part, 0);
     const auto b = describe_tile(shared_.k + (kCells == 2 ? 0 : group() * kKeys * 64), 0);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kKeys / 16; ++m)
       multiply<false, true>(c, a + columns_from<64>(16 * m), b + rows_from(16 * m), m > 0, E());
-    products_commit();
+    wgmma_commit();
   }
 
   /// tile, cells: as in shared memory.
@@ -120,7 +120,7 @@ class GroupBackwardBlock {
       std::uint32_t cells = uniform(shared_.cells[stage]), last_cells = 0;
       if (tile >= 0) {
         key_products(s, k, shared_.q[stage]);
-        products_wait_for<0>();
+        wgmma_wait<0>();
         keep(s);
         do {
           float q_gradient[8][4];
@@ -146,8 +146,8 @@ class GroupBackwardBlock {
               weigh(s, stage, tile, cells);
               pack<E>(p, s);
             }
-            if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
-            products_wait_for<kLate ? 0 : 1>();
+            if constexpr (!kDeferredDv) query_products(grad_v, p, shared_.dout[stage]);
+            wgmma_wait<kDeferredDv ? 0 : 1>();
             keep(p_gradient);
             score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
             if constexpr (Sizes::kGeneral) {
@@ -156,25 +156,25 @@ class GroupBackwardBlock {
             pack<E>(ds, p_gradient);
             shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
             store_scores(ds, buffer, tile);
-            if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
+            if constexpr (kDeferredDv) query_products(grad_v, p, shared_.dout[stage]);
             query_products(grad_k, ds, shared_.q[stage]);
 
-            products_wait_for<1>();  // dV is done: its operands' registers are needed
+            wgmma_wait<1>();  // dV is done: its operands' registers are needed
             if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
             query_gradient(q_gradient, last_buffer);
 
             shared_.full[next_stage].wait(next_parity);
             next_tile = uniform(shared_.tile[next_stage]), next_cells = uniform(shared_.cells[next_stage]);
-            products_wait_for<1>();  // dK's operands' registers are needed
+            wgmma_wait<1>();  // dK's operands' registers are needed
           }
           if (next_tile < 0) shared_.values_empty.arrive_for_warp();
           key_products(s, k, shared_.q[next_stage]);  // after the last tile: unused
-          products_wait_for<1>();
+          wgmma_wait<1>();
           keep(q_gradient);
           release(shared_.empty[stage]);
           if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive_for_warp();
           if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
-          products_wait_for<0>();
+          wgmma_wait<0>();
           keep(s);
           keep(grad_k);
           keep(grad_v);
@@ -185,7 +185,7 @@ class GroupBackwardBlock {
         float q_gradient[8][4];
         shared_.scores_full[last_buffer].wait(last_parity);
         query_gradient(q_gradient, last_buffer);
-        products_wait_for<0>();
+        wgmma_wait<0>();
         keep(q_gradient);
         shared_.scores_empty[last_buffer].arrive_for_warp();
         add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
@@ -216,7 +216,7 @@ class GroupBackwardBlock {
   /// Turns scores into P.
   __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile,
                                         std::uint32_t cells) const {
-    probabilities(s, shared_.lse[stage], rests_of(args_, shared_.any_far, tile, 0), args_.factor);
+    probabilities(s, shared_.lse[stage], lse_remainders_of(args_, shared_.any_large_lse, tile, 0), args_.factor);
     cells >>= 8 + group();
     if (!cells) return;
 #pragma unroll
@@ -247,7 +247,7 @@ class GroupBackwardBlock {
       auto& scores = reinterpret_cast<float (&)[8][4]>(s[8 * cell]);
       auto& packed = reinterpret_cast<std::uint32_t (&)[4][4]>(p[4 * cell]);
       const float* const lse = shared_.lse[stage] + 64 * cell;
-      const float* const rest = rests_of(args_, shared_.any_far, tile, 64 * cell);
+      const float* const rest = lse_remainders_of(args_, shared_.any_large_lse, tile, 64 * cell);
       const E* const copied = shared_.scores[buffer] + (2 * cell + group()) * 4096;
       constexpr bool c = Sizes::kCopied;
       args_.cap > 0 ? general_probabilities<E, true, c>(scores, packed, args_, place, copied, 0, lse, rest, a, b)
@@ -298,7 +298,7 @@ class GroupBackwardBlock {
     shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
     place_rows(v, grad_v, 1.0f);
     place_rows(k, grad_k, args_.factor);
-    show_to_products();
+    fence_proxy_async();
     sync_threads<128>(1 + group());
     if (threadIdx.x % 128 == 0) {
       if (place.block < args_.sides[keys].blocks) {
@@ -334,7 +334,7 @@ class GroupBackwardBlock {
       pack<E>(packed, y);
       store_matrices(to + m / 4 * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, packed[0]);
     }
-    if (zero != zero) *args_.careful = 1;
+    if (zero != zero) *args_.not_finite = 1;
   }
 
   const GroupBackwardArgs& args_;

@@ -11,11 +11,12 @@ struct GroupBackwardArgs : BackwardArgs {
   RowMap maps[2][2];            ///< of sides[i].rows[n]: boxes of 64 channels of a block's rows
   RowMap key_gradient_maps[2];  ///< the same of the gradients of k and v, if they are wanted
   bool key_gradients_copied;    ///< dk and dv are stored by them
-  const char* pieces[2][2];     ///< float32: blocks of sides[i].rows[n] as bfloat16 terms (pieces.h), instead of maps
-  bool has_dlse;                ///< if false, dlse is 0
-  float* sums;                  ///< of dQ: 64 * padded head size for each query block of each head, zero at first
-  std::int32_t tasks;           ///< a task is the key blocks of a head that a thread block computes at a time
-  std::int32_t* next_task;      ///< 0 at first
+  const char* bf16_terms[2]
+                        [2];  ///< float32: blocks of sides[i].rows[n] as bfloat16 terms (split_bf16.h), instead of maps
+  bool has_dlse;              ///< if false, dlse is 0
+  float* sums;                ///< of dQ: 64 * padded head size for each query block of each head, zero at first
+  std::int32_t tasks;         ///< a task is the key blocks of a head that a thread block computes at a time
+  std::int32_t* next_task;    ///< 0 at first
   CUtensorMap bias_map, bias_gradient_map;  ///< boxes of 64 queries and 64 keys
   bool bias_copied;                         ///< TMA loads the bias by the first map; else it is read where it is needed
   bool bias_stored;                         ///< TMA stores its gradient by the second
@@ -26,8 +27,9 @@ struct GroupBackwardArgs : BackwardArgs {
   const std::uint64_t* words;      ///< of tiles with none in the plan's tables: 64 each, one per key
   float factor, cap, cap_inverse;  ///< the scale, the soft cap
   float key_factors[2];            ///< float32: the factors of the sums of dK (and dQ) and of dV
-  bool late;  ///< masks were found on the GPU: careful may be 1 from the start, and then these kernels do nothing
-  std::int32_t* careful;  ///< becomes 1 if a result holds a NaN, which may come from a hidden row
+  bool
+      masks_on_device;  ///< masks were found on the GPU: not_finite may be 1 from the start, and then these kernels do nothing
+  std::int32_t* not_finite;  ///< becomes 1 if a result holds a NaN, which may come from a hidden row
 };
 
 }  // namespace anyflash::cuda

@@ -25,7 +25,7 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
 }  // namespace
 
 bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
-  if (plan.late || problem.deterministic || args.general) return false;
+  if (plan.masks_on_device || problem.deterministic || args.general) return false;
   if (padded_depth(problem) > 128) return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
@@ -54,8 +54,8 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   args.has_dlse = problem.dlse.given();
   args.sums = reinterpret_cast<double*>(workspace);
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
-  args.careful = reinterpret_cast<std::int32_t*>(report);
-  args.terms.any_far = args.careful + 1;
+  args.not_finite = reinterpret_cast<std::int32_t*>(report);
+  args.terms.any_large_lse = args.not_finite + 1;
   const auto &queries = args.sides[0], &keys = args.sides[1];
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   if (queries.gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
@@ -64,14 +64,14 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   terms.find(args);
   launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);
-  args.words = masks.words(false, workspace + space.first_words(), args.careful);
+  args.words = masks.words(false, workspace + space.first_words(), args.not_finite);
   const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   const auto blocks = problem.batch * keys.heads * parts;
   // One head after the other: one chain of sums over all heads that share a key head would lose more accuracy.
   for (args.group_head = 0; args.group_head < args.group_heads; ++args.group_head)
     launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
   if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
-  return {true, false, args.careful};
+  return {true, false, args.not_finite};
 }
 
 }  // namespace anyflash::cuda

@@ -38,7 +38,7 @@ struct DoubleBackwardShared {
 };
 
 /// The lse remainders of a tile's queries, in global memory, since they are rarely needed.
-__device__ __forceinline__ const double* rests_of(const DoubleBackwardArgs& args, std::int32_t tile) {
+__device__ __forceinline__ const double* lse_remainders_of(const DoubleBackwardArgs& args, std::int32_t tile) {
   return static_cast<const double*>(args.terms.rest) + std::int64_t{tile} * 32;
 }
 
@@ -135,7 +135,7 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
   __device__ __forceinline__ void compute() {
     E grad_k[8][2][2], grad_v[8][2][2];
     clear_fragments(grad_k), clear_fragments(grad_v);
-    const bool far = *args_.terms.any_far != 0;
+    const bool large_lse = *args_.terms.any_large_lse != 0;
     shared_.keys.wait(0);
     if (group() == 1) arrive_threads<256>(turn);
     for (unsigned count = 0;; ++count) {
@@ -156,7 +156,8 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
       E p[4][2][2], ds[4][2][2];
       row_products<4, 4>(p, shared_.k[group()], q[0], q[1]);
       arrive_threads<256>(turn + 1 - group());
-      weigh_scores(p, args_.scale, of_queries(shared_.lse[stage]), of_queries(far ? rests_of(args_, tile) : nullptr));
+      weigh_scores(p, args_.scale, of_queries(shared_.lse[stage]),
+                   of_queries(large_lse ? lse_remainders_of(args_, tile) : nullptr));
       if (visits >> 8 & 1) hide_pairs(p, shared_.words[stage][group()]);
       column_products<4>(grad_v, p, 0, dout[0]);
       column_products<4>(grad_v, p, 2, dout[1]);
@@ -184,7 +185,7 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
     const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
     store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
                       box_of(side.grid, side.plain, block), side.grid.size, rows, factor, args_.group_head > 0,
-                      args_.careful);
+                      args_.not_finite);
   }
 };
 
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(4 * kDepth)
   for (unsigned r = 0; r < 2; ++r) row[r] = static_cast<int>(warp / kParts * 32 + query_row(part, r));
   store_double_rows(x, rows, head_data<double>(rows, head / side.heads, head % side.heads),
                     static_cast<int>(part / 2 * 32), args.channels[0], box_of(side.grid, side.plain, block),
-                    side.grid.size, row, args.scale, false, args.careful);
+                    side.grid.size, row, args.scale, false, args.not_finite);
 }
 
 }  // namespace anyflash::cuda

@@ -14,7 +14,7 @@ struct DoubleBackwardArgs : BackwardArgs {
   double *lse, *delta, *dlse;  ///< dS = P (dP - delta + dlse), rows in block order; no gradient: inf, 0, 0
   const std::uint64_t* words;  ///< mask words of the tiles that have none in the plan's tables: 64 each, one per key
   std::int32_t group_head;     ///< query head among those of a key head; launches after the first add
-  std::int32_t* careful;       ///< becomes 1 if a result holds a NaN, which may come from a hidden row
+  std::int32_t* not_finite;    ///< becomes 1 if a result holds a NaN, which may come from a hidden row
 };
 
 struct DoubleBackwardKernels {

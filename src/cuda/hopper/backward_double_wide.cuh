@@ -126,13 +126,13 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
   // --- The consumer warpgroups
   // -----------------------------------------------------------------------------------------
 
-  /// The slots of a tile's halves. count: of halves so far.
-  template <int kSlots>
+  /// The slots of a tile's halves. count: of halves so large_lse.
+  template <int kRowGroups>
   struct Slots {
     unsigned of[2], parity[2];
     __device__ __forceinline__ explicit Slots(unsigned count) {
 #pragma unroll
-      for (unsigned n = 0; n < 2; ++n) of[n] = (count + n) % kSlots, parity[n] = (count + n) / kSlots % 2;
+      for (unsigned n = 0; n < 2; ++n) of[n] = (count + n) % kRowGroups, parity[n] = (count + n) / kRowGroups % 2;
     }
   };
   using Query = Slots<kQuerySlots>;
@@ -144,7 +144,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
   __device__ __forceinline__ void weigh() {
     Sums sum;
     clear_fragments(sum);
-    const bool far = *args_.terms.any_far != 0;
+    const bool large_lse = *args_.terms.any_large_lse != 0;
     shared_.keys.wait(0);
     for (unsigned count = 0;; count += 2) {
       const Query query(count);
@@ -155,7 +155,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
       shared_.q_full[query.of[1]].wait(query.parity[1]);
       Scores p;
       row_products<kPanels, 1>(p, shared_.k, shared_.q[query.of[0]], shared_.q[query.of[1]]);
-      const E* const rest = far ? rests_of(args_, tile) : nullptr;
+      const E* const rest = large_lse ? lse_remainders_of(args_, tile) : nullptr;
       weigh_scores(p, args_.scale, OfQueries<E>{shared_.lse[query.of[0]], shared_.lse[query.of[1]]},
                    OfQueries<E>{rest, rest + 16});
       if (shared_.partial[query.of[0]]) hide_pairs(p, shared_.words[query.of[0]]);
@@ -226,7 +226,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
     const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
     store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
                       box_of(side.grid, side.plain, first_block_), side.grid.size, rows, factor, args_.group_head > 0,
-                      args_.careful);
+                      args_.not_finite);
   }
 };
 

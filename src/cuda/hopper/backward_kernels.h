@@ -21,7 +21,7 @@ enum class ScoreKind {
 GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind);
 GroupBackwardKernels group_backward_kernels_bfloat16(int depth, ScoreKind kind);
 /// Up to 128 channels, scores that need only a scale. `prepare` expects the portable kernel's row terms, and each task
-/// has a thread block of its own. pieces: bfloat16 terms of a number.
-GroupBackwardKernels group_backward_kernels_float32(int depth, int pieces);
+/// has a thread block of its own. bf16_terms: bfloat16 terms of a number.
+GroupBackwardKernels group_backward_kernels_float32(int depth, int bf16_terms);
 
 }  // namespace anyflash::cuda

@@ -71,7 +71,7 @@ struct GroupBackwardShared {
   Barrier sums_written[2], sums_empty[2];
   std::int32_t b, key_head, first_block;  ///< the task; first_block -1: no more tasks
   bool done;                              ///< no more dS will be written
-  bool any_far;                           ///< as in RowTerms
+  bool any_large_lse;                     ///< as in RowTerms
   bool left;                              ///< too many mask words: the portable kernels compute all
   Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
   Barrier task_written, task_read;
@@ -82,9 +82,9 @@ struct GroupBackwardShared {
 
   /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(const GroupBackwardArgs& args) {
-    done = false, any_far = *args.terms.any_far != 0;
+    done = false, any_large_lse = *args.terms.any_large_lse != 0;
     // Read once: another thread block may report a NaN between two warps' reads.
-    left = args.late && *args.careful != 0;
+    left = args.masks_on_device && *args.not_finite != 0;
     keys_full.begin(1), keys_empty.begin_for_warps(8), values_empty.begin_for_warps(8);
     task_written.begin(1), task_read.begin_for_warps(1), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
@@ -279,7 +279,7 @@ class GroupLoader {
   __device__ __forceinline__ void clear_numbers() {
     for (auto row = 64 + lane_number(); row < kQueries; row += 32)
       shared_.delta[stage_][row] = shared_.dlse[stage_][row] = 0;
-    show_to_products();  // TMA writes there later
+    fence_proxy_async();  // TMA writes there later
     __syncwarp();
   }
 
@@ -342,7 +342,7 @@ class GroupLoader {
       shared_.sums_written[which].wait(parity);
       const auto tile = shared_.sums_tile[which];
       if (tile < 0) return;
-      show_to_products();
+      fence_proxy_async();
       add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
       stores_commit();
       stores_read();
@@ -351,7 +351,7 @@ class GroupLoader {
   }
 
   __device__ __forceinline__ static void show(Barrier& barrier) {
-    show_to_products();
+    fence_proxy_async();
     release(barrier);
   }
 
@@ -383,10 +383,10 @@ __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, 
   if (threadIdx.x == 0) shared.begin(args);
   __syncthreads();
   if (threadIdx.x >= 256) {
-    give_registers<Sizes::kLoaderRegisters>();
+    setmaxnreg_dec<Sizes::kLoaderRegisters>();
     GroupLoader<Sizes>(args, shared).run();
   } else {
-    take_registers<Sizes::kRegisters>();
+    setmaxnreg_inc<Sizes::kRegisters>();
     compute();
   }
 }

@@ -21,7 +21,7 @@ class PrepareBlock {
     alignas(16) E rows[2][64 * kStride];  ///< dO, O
     float delta[64];
     double sink[64];
-    std::uint32_t live[4], far[4];  ///< of each warp's rows
+    std::uint32_t live[4], large_lse[4];  ///< of each warp's rows
   };
 
   __device__ __forceinline__ PrepareBlock(const GroupBackwardArgs& args, Shared& shared)
@@ -33,7 +33,7 @@ class PrepareBlock {
   }
 
   __device__ __forceinline__ void run() {
-    if (index_ == 0 && threadIdx.x == 0) *args_.careful = 0, *args_.next_task = 0, *args_.terms.any_far = 0;
+    if (index_ == 0 && threadIdx.x == 0) *args_.not_finite = 0, *args_.next_task = 0, *args_.terms.any_large_lse = 0;
     load(0);
     auto* const sums = reinterpret_cast<float4*>(args_.sums + index_ * std::int64_t{64 * kDepth});
 #pragma unroll
@@ -141,8 +141,8 @@ class PrepareBlock {
     const unsigned lane = lane_number();
     const bool live = exists_ && lse_ != __int_as_float(0xff800000);
     const auto all = __ballot_sync(0xffffffffu, live);
-    const auto far = __ballot_sync(0xffffffffu, live && fabsf(lse_) >= kFarLse<E>);
-    if (lane == 0) shared_.live[threadIdx.x / 32] = all, shared_.far[threadIdx.x / 32] = far;
+    const auto large_lse = __ballot_sync(0xffffffffu, live && fabsf(lse_) >= kLargeLse<E>);
+    if (lane == 0) shared_.live[threadIdx.x / 32] = all, shared_.large_lse[threadIdx.x / 32] = large_lse;
     if (lane >= 16) return;
     const int row = first_row() + static_cast<int>(lane);
     const float delta = shared_.delta[row], dlse = live ? dlse_ : 0.0f;
@@ -164,12 +164,12 @@ class PrepareBlock {
   }
 
   __device__ __forceinline__ void store_block() {
-    std::uint64_t live = 0, far = 0;
+    std::uint64_t live = 0, large_lse = 0;
     for (int warp = 0; warp < 4; ++warp) {
       live |= std::uint64_t{shared_.live[warp]} << 16 * warp;
-      far |= std::uint64_t{shared_.far[warp]} << 16 * warp;
+      large_lse |= std::uint64_t{shared_.large_lse[warp]} << 16 * warp;
     }
-    args_.terms.live[index_] = live, args_.terms.far[index_] = far;
+    args_.terms.live[index_] = live, args_.terms.large_lse[index_] = large_lse;
     if (!args_.terms.sink) return;
     double sum = 0;
     for (int row = 0; row < 64; ++row) sum += shared_.sink[row];

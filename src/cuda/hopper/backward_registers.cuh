@@ -23,7 +23,7 @@ __device__ __forceinline__ float probability(float score, float lse, float rest)
 }
 
 /// The lse remainders of two columns, as `probability` takes them. rests: null: 0 for all columns.
-__device__ __forceinline__ float2 rests_at(const float* rests, int column) {
+__device__ __forceinline__ float2 lse_remainders_at(const float* rests, int column) {
   if (!rests) return {0, 0};
   const float2 x = *reinterpret_cast<const float2*>(rests + column);
   return {x.x * kLog2E, x.y * kLog2E};
@@ -37,7 +37,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float
   lse += column;
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j), y = rests_at(rest, column + 8 * j);
+    const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j), y = lse_remainders_at(rest, column + 8 * j);
     s[j][0] = probability(rounded_product(s[j][0], factor), x.x, y.x);
     s[j][1] = probability(rounded_product(s[j][1], factor), x.y, y.y);
     s[j][2] = probability(rounded_product(s[j][2], factor), x.x, y.x);
@@ -47,8 +47,8 @@ __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float
 
 /// The lse remainders of a tile's rows from `first` on, in global memory, since they are rarely needed. Null if there
 /// are none.
-__device__ __forceinline__ const float* rests_of(const GroupBackwardArgs& args, bool any, std::int32_t tile,
-                                                 int first) {
+__device__ __forceinline__ const float* lse_remainders_of(const GroupBackwardArgs& args, bool any, std::int32_t tile,
+                                                          int first) {
   return any ? static_cast<const float*>(args.terms.rest) + std::int64_t{tile} * 64 + first : nullptr;
 }
 
@@ -134,7 +134,7 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float2 of_row = *reinterpret_cast<const float2*>(lse + 8 * (first + j));
-      const float2 rest_of_row = rests_at(rest, 2 * static_cast<int>(lane % 4) + 8 * (first + j));
+      const float2 rest_of_row = lse_remainders_at(rest, 2 * static_cast<int>(lane % 4) + 8 * (first + j));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& product = s[first + j][e];
@@ -243,7 +243,7 @@ __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4],
   for (int j = 0; j < kTiles; ++j)
 #pragma unroll
     for (int e = 0; e < 4; ++e) zero += 0 * x[j][e];
-  if (zero != zero) *args.careful = 1;
+  if (zero != zero) *args.not_finite = 1;
   if (!rows.data) return;
   E* const data = head_data<E>(rows, at.b, at.key_head);
   const rules::Box box{origin_of(args.cuts[keys], at.block), side.grid.extent, side.grid.step};

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
       to[8 * kStride + 8 * j] = rounded<E>(x.z * scale), to[8 * kStride + 8 * j + 1] = rounded<E>(x.w * scale);
     }
   }
-  if (zero != zero) *args.careful = 1;
+  if (zero != zero) *args.not_finite = 1;
   __syncthreads();
   const auto& side = args.sides[queries];
   const auto block = index % side.blocks;

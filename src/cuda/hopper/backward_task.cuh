@@ -30,10 +30,10 @@ class BackwardTask {
     if (threadIdx.x == 0) shared_.begin();
     __syncthreads();
     if (threadIdx.x >= 256) {
-      give_registers<kLoaderRegisters>();
+      setmaxnreg_dec<kLoaderRegisters>();
       if (threadIdx.x < 256 + 32) block.load();
     } else {
-      take_registers<kRegisters>();
+      setmaxnreg_inc<kRegisters>();
       block.compute();
     }
   }

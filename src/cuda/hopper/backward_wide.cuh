@@ -55,7 +55,7 @@ class WideBackwardBlock {
         Scores more_p, more_ds;
         score_products(p, more_p, shared_.k, shared_.q[count % 2]);
         score_products(ds, more_ds, shared_.v, shared_.dout[count % 2]);
-        products_wait_for<0>();
+        wgmma_wait<0>();
         add(p, more_p), add(ds, more_ds);
         weigh(p, packed, count % 2, made % 2, tile);
         for (; tile >= 0; ++count, ++made) {
@@ -75,7 +75,7 @@ class WideBackwardBlock {
           query_gradient(grad_q, buffer);
           key_gradient<false>(grad_v, shared_.scores[buffer], shared_.dout[stage]);
           key_gradient<true>(grad_k, shared_.scores[buffer] + Sizes::kGradients, shared_.q[stage]);
-          products_wait_for<2>();
+          wgmma_wait<2>();
           keep(grad_q);
           add_query_gradient(grad_q, tile);
           shared_.full[next].wait((count + 1) / 2 % 2);
@@ -83,15 +83,15 @@ class WideBackwardBlock {
           // After the last tile this multiplies stale data, and the result is not used.
           score_products(p, more_p, shared_.k, shared_.q[next]);
           score_products(ds, more_ds, shared_.v, shared_.dout[next]);
-          products_wait_for<2>();
+          wgmma_wait<2>();
           keep(grad_v), keep(grad_k);
           shared_.empty[stage].arrive_for_warp();
           // The producer, which loads a bias there, waits for it.
           if (Sizes::kCopied && args_.bias_copied) shared_.scores_empty[buffer].arrive_for_warp();
-          products_wait_for<1>();
+          wgmma_wait<1>();
           add(p, more_p);
           weigh(p, packed, next, buffer ^ 1, tile);
-          products_wait_for<0>();
+          wgmma_wait<0>();
           add(ds, more_ds);
         }
       }
@@ -115,12 +115,12 @@ class WideBackwardBlock {
   /// c + rest = K or V times this warpgroup's 32 rows of Q or dO. In two chains, as in the forward pass (products.cuh).
   __device__ __forceinline__ void score_products(Scores& c, Scores& rest, const E* keys, const E* queries) const {
     const auto a = describe_tile(keys, 0), b = describe_tile(queries + group() * 32 * 64, 0);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kDepth; d += 16)
       multiply<false, false>(d < kDepth / 2 ? c : rest, a + columns_from<kKeys>(d), b + columns_from<kQueries>(d),
                              d % (kDepth / 2) > 0, E());
-    products_commit();
+    wgmma_commit();
   }
   __device__ __forceinline__ static void add(Scores& c, Scores& rest) {
     keep(c), keep(rest);
@@ -135,23 +135,23 @@ class WideBackwardBlock {
   template <bool kTransposed>
   __device__ __forceinline__ void key_gradient(Gradient& c, const E* scores, const E* queries) const {
     const auto a = describe_tile(scores, 0), b = describe_tile(queries + group() * 2 * kQueries * 64, kQueries * 128);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kQueries; m += 16)
       multiply<kTransposed, true>(c, a + (kTransposed ? rows_from(m) : columns_from<kKeys>(m)), b + rows_from(m), true,
                                   E());
-    products_commit();
+    wgmma_commit();
   }
 
   /// c = dS times this warpgroup's channels of K.
   __device__ __forceinline__ void query_gradient(Gradient& c, unsigned buffer) const {
     const auto a = describe_tile(shared_.scores[buffer] + Sizes::kGradients, 0);
     const auto b = describe_tile(shared_.k + group() * 2 * kKeys * 64, kKeys * 128);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kKeys; m += 16)
       multiply<false, true>(c, a + columns_from<kQueries>(m), b + rows_from(m), m > 0, E());
-    products_commit();
+    wgmma_commit();
   }
 
   __device__ __forceinline__ void add_query_gradient(const Gradient& c, std::int32_t tile) const {
@@ -176,11 +176,11 @@ class WideBackwardBlock {
       const auto first_query = static_cast<int>(group() * 32);
       const Word a = partial ? words[0] >> first : rules::all_bits, b = partial ? words[8] >> first : rules::all_bits;
       constexpr bool c = Sizes::kCopied;
-      const float* const rest = rests_of(args_, shared_.any_far, tile, first_query);
+      const float* const rest = lse_remainders_of(args_, shared_.any_large_lse, tile, first_query);
       args_.cap > 0 ? general_probabilities<E, true, c>(s, packed, args_, place, copied, first_query, lse, rest, a, b)
                     : general_probabilities<E, false, c>(s, packed, args_, place, copied, first_query, lse, rest, a, b);
     } else {
-      probabilities(s, lse, rests_of(args_, shared_.any_far, max(tile, 0), group() * 32), args_.factor);
+      probabilities(s, lse, lse_remainders_of(args_, shared_.any_large_lse, max(tile, 0), group() * 32), args_.factor);
       if (partial) hide(s, words[0] >> first, words[8] >> first);
     }
   }

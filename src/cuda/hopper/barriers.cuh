@@ -1,5 +1,5 @@
 // mbarriers in shared memory, by which producer and consumer warpgroups hand over tiles; TMA copies that complete at
-// them; setmaxnreg (sm_90a).
+// them.
 #pragma once
 
 #include <cuda.h>
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/common/instructions.cuh"
+#include "cuda/tile/setmaxnreg.cuh"
 
 namespace anyflash::cuda {
 
@@ -144,14 +145,6 @@ __device__ __forceinline__ void sync_threads(unsigned number) {
 template <int threads>
 __device__ __forceinline__ void arrive_threads(unsigned number) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(threads) : "memory");
-}
-template <int registers>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <int registers>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 }  // namespace anyflash::cuda

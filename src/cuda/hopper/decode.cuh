@@ -91,7 +91,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   // --- A task --------------------------------------------------------------------------------------------------------
 
   /// One pass over the warp's keys, as in DecodeBlock. False if the results are not finite.
-  template <bool kCareful>
+  template <bool kFallback>
   __device__ __forceinline__ bool attend(const DecodeSpan& span, bool halved) {
     clear_rows(halved);
     seen_ = false;
@@ -99,11 +99,11 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 #pragma unroll 1
     for (int first = span.first; first < span.end; first += kKeys) {
       const int own = first + 16 * warp_;
-      if constexpr (!kCareful) shared_.full[stage_].wait(parity_);
+      if constexpr (!kFallback) shared_.full[stage_].wait(parity_);
       if (own < span.end) {
         Scores s;
-        if constexpr (kCareful) {
-          const FarKeys keys(*this, own, span.end);
+        if constexpr (kFallback) {
+          const GlobalKeys keys(*this, own, span.end);
           find_scores(s, [&](Fragment& a, int n) { keys.load(a, n); });
         } else {
           const auto* const k = shared_.k[stage_] + (16 * warp_ + static_cast<int>(lane_number()) % 16) * 64;
@@ -114,8 +114,8 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
         if (word != rules::all_bits) hide(s, word);
         seen_ |= word != 0;
         softmax(s);
-        if constexpr (kCareful) {
-          const FarValues values(*this, own, span.end);
+        if constexpr (kFallback) {
+          const GlobalValues values(*this, own, span.end);
           halve(s);
           add_hidden_values(s, values, own, word);
           add_values(s, [&](Fragment& a, int m) { values.load(a, m); });
@@ -136,14 +136,14 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
           }
         }
       }
-      if constexpr (!kCareful) {
+      if constexpr (!kFallback) {
         release(shared_.empty[stage_]);
         if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
       }
     }
     raise(largest_, 0);
-    bool again = !kCareful && !finite();
-    if constexpr (kCareful) {
+    bool again = !kFallback && !finite();
+    if constexpr (kFallback) {
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) again |= overflowed(i, 0) | overflowed(i, 1);
     }
@@ -164,11 +164,11 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   // -------------------------------------------------------------
 
   /// Keys g and g + 8 from a key on, read from global memory; zeros after the last key.
-  struct FarKeys {
+  struct GlobalKeys {
     const E* row[2];
     int channels;
 
-    __device__ __forceinline__ FarKeys(const BulkDecodeRows& rows, int own, int end) : channels(rows.call_.d_qk) {
+    __device__ __forceinline__ GlobalKeys(const BulkDecodeRows& rows, int own, int end) : channels(rows.call_.d_qk) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int key = own + g() + 8 * i;
@@ -189,12 +189,12 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 
   /// Values of keys 2t, 2t + 1, 2t + 8 and 2t + 9 from a key on, read from global memory. Zeros after the last key and
   /// in rows that are not finite.
-  struct FarValues {
+  struct GlobalValues {
     const E* row[4];
     int channels;
     unsigned bad;  // bit i: row i has a NaN or an infinity
 
-    __device__ __forceinline__ FarValues(const BulkDecodeRows& rows, int own, int end)
+    __device__ __forceinline__ GlobalValues(const BulkDecodeRows& rows, int own, int end)
         : channels(rows.call_.d_v - rows.task_.first_value), bad(0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -338,7 +338,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   }
 
   /// O += P V for rows of V with a NaN or an infinity, if the queries see them.
-  __device__ __forceinline__ void add_hidden_values(const Scores& p, const FarValues& values, int first,
+  __device__ __forceinline__ void add_hidden_values(const Scores& p, const GlobalValues& values, int first,
                                                     rules::Word word) {
 #pragma unroll 1
     for (auto left = values.bad; left != 0; left &= left - 1) {

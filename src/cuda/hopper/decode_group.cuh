@@ -146,7 +146,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 #pragma unroll
     for (int n = 0; n < kChunks; ++n)
       *reinterpret_cast<uint4*>(shared_.q + (first + n) / 8 * 4096 + own * 64 + ((first + n) % 8 ^ own % 8) * 8) = x[n];
-    show_to_products();
+    fence_proxy_async();
     sync_threads<128>(1);
   }
 
@@ -179,18 +179,18 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int d = first; d < end; d += 16)
         multiply<false, false>(sums, a + columns_from<64>(d), b + columns_from<64>(d), d > first, E());
     };
-    products_begin();
+    wgmma_fence();
     chain(s, 0, kDepth < 128 ? kDepth : 128);
     if constexpr (kDepth > 128) {
       Scores rest;
       chain(rest, 128, kDepth);
-      products_commit();
-      products_wait_for<0>();
+      wgmma_commit();
+      wgmma_wait<0>();
       keep(s), keep(rest);
       add_scores(s, rest);
     } else {
-      products_commit();
-      products_wait_for<0>();
+      wgmma_commit();
+      wgmma_wait<0>();
       keep(s);
     }
   }
@@ -207,20 +207,20 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 #pragma unroll
       for (int panel = 0; panel < kDepth / 64; ++panel)
         *reinterpret_cast<uint4*>(shared_.v[stage_] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
-    show_to_products();
+    fence_proxy_async();
     sync_threads<128>(1);
   }
 
   __device__ __forceinline__ void add_values(const std::uint32_t (&p)[kTiles / 2][4]) {
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
       const auto b = describe_tile(shared_.v[stage_] + n * kPart * 64, 64 * 128);
 #pragma unroll
       for (int m = 0; m < kTiles / 2; ++m) multiply<true>(o_[n], p[m], b + rows_from(16 * m), true, E());
     }
-    products_commit();
-    products_wait_for<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) keep(o_[n]);
   }
@@ -299,7 +299,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       const int keys = min(kKeys, span.end - first);
       const auto word = word_of_keys<kKeys>(args_, first, size);
       Scores s;
-      far_scores(s, first, keys);
+      fallback_scores(s, first, keys);
       take_scores(s, word);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
@@ -307,7 +307,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
         for (int e = 0; e < 4; ++e) s[j][e] *= weight_[e / 2];
       const auto bad = values_not_finite(first, keys);
       if (bad & word) add_hidden_values(s, first, bad & word);
-      add_far_values(s, first, keys, bad);
+      add_fallback_values(s, first, keys, bad);
     }
     return !__any_sync(0xffffffffu, overflowed(0) | overflowed(1));
   }
@@ -317,15 +317,15 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     return key < keys ? reinterpret_cast<const E*>(rows.data) + key_at(call_, task_, rows, first + key) : nullptr;
   }
 
-  __device__ __forceinline__ void far_scores(Scores& s, int first, int keys) const {
-    add_far_products(s, first, keys, 0, min(kDepth, 128));
+  __device__ __forceinline__ void fallback_scores(Scores& s, int first, int keys) const {
+    add_fallback_products(s, first, keys, 0, min(kDepth, 128));
     if constexpr (kDepth > 128) {
       Scores rest;
-      add_far_products(rest, first, keys, 128, kDepth);
+      add_fallback_products(rest, first, keys, 128, kDepth);
       add_scores(s, rest);
     }
   }
-  __device__ __forceinline__ void add_far_products(Scores& s, int first, int keys, int channel, int end) const {
+  __device__ __forceinline__ void add_fallback_products(Scores& s, int first, int keys, int channel, int end) const {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
 #pragma unroll 1
@@ -397,7 +397,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   }
 
   /// O += P V for the other values, from global memory.
-  __device__ __forceinline__ void add_far_values(const Scores& s, int first, int keys, rules::Word bad) {
+  __device__ __forceinline__ void add_fallback_values(const Scores& s, int first, int keys, rules::Word bad) {
     const int channels = call_.d_v - task_.first_value;
     std::uint32_t p[kTiles / 2][4];
     pack<E>(p, s);

@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
   }
   __syncthreads();
   if (threadIdx.x >= 32 * Sizes::kWarps) {
-    if constexpr (Sizes::kRegisters > 0) give_registers<Sizes::kLoaderRegisters>();
+    if constexpr (Sizes::kRegisters > 0) setmaxnreg_dec<Sizes::kLoaderRegisters>();
     const int warp = static_cast<int>(threadIdx.x / 32) - Sizes::kWarps;
     if (warp < loading_warps(args)) BulkDecodeLoader<Sizes, Shared>(args, shared, warp).run();
   } else {
-    if constexpr (Sizes::kRegisters > 0) take_registers<Sizes::kRegisters>();
+    if constexpr (Sizes::kRegisters > 0) setmaxnreg_inc<Sizes::kRegisters>();
     Rows(args, shared).run();
   }
 #else

@@ -108,12 +108,12 @@ __device__ __forceinline__ void column_products(E (&sum)[2 * kPanels][2][2], con
 }
 
 /// Stores a lane's two rows of results, row[0] and row[1] of a box, from a channel on. add: to the numbers there. Sets
-/// `careful` if one is not finite.
+/// `not_finite` if one is not finite.
 template <int kTiles>
 __device__ __forceinline__ void store_double_rows(const double (&x)[kTiles][2][2], const Rows& rows, double* data,
                                                   int first_channel, int channels, const rules::Box& box,
                                                   rules::Int3 size, const int (&row)[2], double factor, bool add,
-                                                  std::int32_t* careful) {
+                                                  std::int32_t* not_finite) {
   double zero = 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void store_double_rows(const double (&x)[kTiles][2][2
         }
       }
   }
-  if (zero != zero) *careful = 1;
+  if (zero != zero) *not_finite = 1;
 }
 
 }  // namespace anyflash::cuda

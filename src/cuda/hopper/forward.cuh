@@ -1,5 +1,5 @@
 // The forward pass on Hopper (sm_90a; FlashAttention-2, Dao 2023, algorithm 1) for split-bfloat16 float32
-// (common/pieces.cuh), and for 16-bit types where attention.cuh is slower: boxes, and at 64 channels
+// (common/split_bf16.cuh), and for 16-bit types where attention.cuh is slower: boxes, and at 64 channels
 // query blocks that visit few keys.
 //
 // A task is two or three neighbouring query blocks of a head, 64 queries each. Each consumer warpgroup takes one of
@@ -35,15 +35,15 @@ class GroupForwardBlock {
   using E = typename Sizes::Element;
   using Operand = typename Sizes::Operand;
   using Shared = GroupForwardShared<Sizes>;
-  static constexpr bool kPieced = Sizes::kParts > 1;
+  static constexpr bool kSplit = Sizes::kParts > 1;
   static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
   static constexpr int kThreads = Sizes::kThreads;
-  static constexpr int kTiles = 8;                                  ///< of 8 keys
-  static constexpr int kPart = kDepth < 128 || kPieced ? 64 : 128;  ///< channels of one product of values
+  static constexpr int kTiles = 8;                                 ///< of 8 keys
+  static constexpr int kPart = kDepth < 128 || kSplit ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
   static constexpr bool kHeld = Sizes::kHeld;
-  static constexpr bool kAhead = kDepth <= 128 && !kPieced;  ///< computes the next scores during O += P V
-  static constexpr int kPieceSize = 64 * kDepth;             ///< numbers of one bfloat16 term of a tile
+  static constexpr bool kAhead = kDepth <= 128 && !kSplit;  ///< computes the next scores during O += P V
+  static constexpr int kTermSize = 64 * kDepth;             ///< numbers of one bfloat16 term of a tile
   static constexpr int kFirstSmall = first_small(Sizes::kParts);
 
   __device__ __forceinline__ GroupForwardBlock(const GroupForwardArgs& args, Shared& shared)
@@ -53,10 +53,10 @@ class GroupForwardBlock {
     if (threadIdx.x == 0) shared_.begin();
     __syncthreads();
     if (threadIdx.x >= 128 * kBlocks) {
-      give_registers<Sizes::kLoaderRegisters>();
+      setmaxnreg_dec<Sizes::kLoaderRegisters>();
       if (threadIdx.x < 128 * kBlocks + 32) GroupForwardLoader<Sizes>(args_, shared_).run();
     } else {
-      take_registers<Sizes::kRegisters>();
+      setmaxnreg_inc<Sizes::kRegisters>();
       for (unsigned n = 0;; ++n) {
         shared_.queries_full.wait(n % 2);
         b_ = shared_.b, h_ = shared_.h, block_ = shared_.first_block + static_cast<std::int32_t>(group());
@@ -130,10 +130,10 @@ class GroupForwardBlock {
           shared_.values_full[stage_].wait(parity_);
           issue_scores(s, next);
           issue_values(p, stage_);
-          products_wait_for<1>();
+          wgmma_wait<1>();
           keep(s);
           const bool raised = finish(s, next, tile, factor);
-          products_wait_for<0>();
+          wgmma_wait<0>();
           keep_results();
           release(shared_.values_empty[stage_]);
           if (raised) rescale(factor);
@@ -142,11 +142,11 @@ class GroupForwardBlock {
         }
       }
       shared_.values_full[stage_].wait(parity_);
-      if constexpr (kPieced) {
+      if constexpr (kSplit) {
         add_values(p, stage_);
       } else {
         issue_values(p, stage_);
-        products_wait_for<0>();
+        wgmma_wait<0>();
         keep_results();
       }
       release(shared_.values_empty[stage_]);
@@ -164,21 +164,21 @@ class GroupForwardBlock {
 
   /// Q K^T. Over 128 channels in two chains (portable/products.cuh says why).
   __device__ __forceinline__ void score_products(Scores& s, int stage) {
-    if constexpr (kPieced) {
-      piece_scores(s, stage);
+    if constexpr (kSplit) {
+      split_scores(s, stage);
     } else if constexpr (kHeld) {
       issue_scores(s, stage);
-      products_wait_for<0>();
+      wgmma_wait<0>();
       keep(s);
     } else {
       Scores rest;
       const auto a = describe_tile(shared_.q[group()], 0), b = describe_tile(shared_.k[stage], 0);
-      products_begin();
+      wgmma_fence();
 #pragma unroll
       for (int d = 0; d < kDepth; d += 16)
         multiply<false, false>(d < 128 ? s : rest, a + columns_from<64>(d), b + columns_from<64>(d), d % 128 > 0, E());
-      products_commit();
-      products_wait_for<0>();
+      wgmma_commit();
+      wgmma_wait<0>();
       keep(s), keep(rest);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
@@ -188,33 +188,33 @@ class GroupForwardBlock {
   }
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) const {
     const auto b = describe_tile(shared_.k[stage], 0);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kDepth / 16; ++m) multiply<false>(s, q_[m], b + columns_from<64>(16 * m), m > 0, E());
-    products_commit();
+    wgmma_commit();
   }
 
-  /// The same for bfloat16 terms, in chains of 64 channels; with three terms to the bit as PieceProducts of the
+  /// The same for bfloat16 terms, in chains of 64 channels; with three terms to the bit as SplitProducts of the
   /// portable kernels.
-  __device__ __forceinline__ void piece_scores(Scores& s, int stage) const {
-    constexpr int kChains = kDepth / kPieceTerms;
+  __device__ __forceinline__ void split_scores(Scores& s, int stage) const {
+    constexpr int kChains = kDepth / kSplitChain;
     Scores high[kChains], small[kChains];
     const auto b = describe_tile(shared_.k[stage], 0);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kDepth / 16; ++m) {
-      const int chain = 16 * m / kPieceTerms, place = 16 * m % kPieceTerms;
+      const int chain = 16 * m / kSplitChain, place = 16 * m % kSplitChain;
 #pragma unroll
       for (int n = kFirstSmall; n < kSmallProducts; ++n)
-        multiply_pieces(small[chain], first_piece(n), second_piece(n), m, b, place > 0 || n > kFirstSmall);
-      if (place < 16 * kLateChunk) multiply_pieces(high[chain], 0, 0, m, b, place > 0);
-      if (place + 16 < kPieceTerms) continue;
+        multiply_terms(small[chain], first_term(n), second_term(n), m, b, place > 0 || n > kFirstSmall);
+      if (place < 16 * kHighChunks) multiply_terms(high[chain], 0, 0, m, b, place > 0);
+      if (place + 16 < kSplitChain) continue;
 #pragma unroll
-      for (int late = kPieceTerms / 16 - 1 - kLateChunk; late >= 0; --late)
-        multiply_pieces(small[chain], 0, 0, m - late, b, true);
+      for (int back = kSplitChain / 16 - 1 - kHighChunks; back >= 0; --back)
+        multiply_terms(small[chain], 0, 0, m - back, b, true);
     }
-    products_commit();
-    products_wait_for<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
 #pragma unroll
     for (int chain = 0; chain < kChains; ++chain) {
       keep(high[chain]), keep(small[chain]);
@@ -228,13 +228,13 @@ class GroupForwardBlock {
     }
   }
   /// Channels from 16m on of one bfloat16 term of Q and one of K.
-  __device__ __forceinline__ void multiply_pieces(Scores& s, int first, int second, int m, std::uint32_t keys,
-                                                  bool sum) const {
-    const auto b = keys + second * (kPieceSize * 2 / 16) + columns_from<64>(16 * m);
+  __device__ __forceinline__ void multiply_terms(Scores& s, int first, int second, int m, std::uint32_t keys,
+                                                 bool sum) const {
+    const auto b = keys + second * (kTermSize * 2 / 16) + columns_from<64>(16 * m);
     if constexpr (kHeld) {
       multiply<false>(s, q_[first * (kDepth / 16) + m], b, sum, Operand());
     } else {
-      const auto a = describe_tile(shared_.q[group()] + first * kPieceSize, 0) + columns_from<64>(16 * m);
+      const auto a = describe_tile(shared_.q[group()] + first * kTermSize, 0) + columns_from<64>(16 * m);
       multiply<false, false>(s, a, b, sum, Operand());
     }
   }
@@ -244,20 +244,20 @@ class GroupForwardBlock {
     for (int part = 0; part < kParts; ++part) {
       float high[kPartTiles][4], small[kPartTiles][4];
       const auto b = describe_tile(shared_.v[stage] + part * kPart * 64, 64 * 128);
-      products_begin();
+      wgmma_fence();
 #pragma unroll
       for (int m = 0; m < kTiles / 2; ++m) {
 #pragma unroll
         for (int n = kFirstSmall; n < kSmallProducts; ++n)
-          multiply<true>(small, p[first_piece(n)][m], b + second_piece(n) * (kPieceSize * 2 / 16) + rows_from(16 * m),
+          multiply<true>(small, p[first_term(n)][m], b + second_term(n) * (kTermSize * 2 / 16) + rows_from(16 * m),
                          m > 0 || n > kFirstSmall, Operand());
-        if (m < kLateChunk) multiply<true>(high, p[0][m], b + rows_from(16 * m), m > 0, Operand());
+        if (m < kHighChunks) multiply<true>(high, p[0][m], b + rows_from(16 * m), m > 0, Operand());
       }
 #pragma unroll
-      for (int m = kLateChunk; m < kTiles / 2; ++m)
+      for (int m = kHighChunks; m < kTiles / 2; ++m)
         multiply<true>(small, p[0][m], b + rows_from(16 * m), true, Operand());
-      products_commit();
-      products_wait_for<0>();
+      wgmma_commit();
+      wgmma_wait<0>();
       keep(high), keep(small);
 #pragma unroll
       for (int j = 0; j < kPartTiles; ++j)
@@ -267,26 +267,26 @@ class GroupForwardBlock {
   }
 
   __device__ __forceinline__ void issue_values(const Weights& p, int stage) {
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
       const auto b = describe_tile(shared_.v[stage] + n * kPart * 64, 64 * 128);
 #pragma unroll
       for (int m = 0; m < kTiles / 2; ++m) multiply<true>(o_[n], p[0][m], b + rows_from(16 * m), true, E());
     }
-    products_commit();
+    wgmma_commit();
   }
 
   /// Turns P into operands.
   __device__ __forceinline__ static void pack(Weights& p, const Scores& s) {
-    if constexpr (kPieced) {
+    if constexpr (kSplit) {
 #pragma unroll
       for (int m = 0; m < kTiles / 2; ++m)
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const float* const x = &s[2 * m + n / 2][n % 2 * 2];
-          split<Sizes::kParts>(x[0] * kPieceScale, x[1] * kPieceScale,
-                               [&](int piece) -> std::uint32_t& { return p[piece][m][n]; });
+          split<Sizes::kParts>(x[0] * kSplitScale, x[1] * kSplitScale,
+                               [&](int term) -> std::uint32_t& { return p[term][m][n]; });
         }
     } else {
       cuda::pack<E>(p[0], s);
@@ -304,7 +304,7 @@ class GroupForwardBlock {
       sees_ = 3;
     }
     if constexpr (Sizes::kApart) release(shared_.keys_empty[stage]);
-    return soften(s, factor);
+    return softmax_step(s, factor);
   }
 
   __device__ __forceinline__ void hide(Scores& s, int stage) {
@@ -367,7 +367,7 @@ class GroupForwardBlock {
 
   /// s becomes P; adds it to the rows' sums. The shift, which is subtracted from a row's scores, is their maximum so
   /// far or less by at most the lag: most tiles then need no maximum across lanes.
-  __device__ __forceinline__ bool soften(Scores& s, float (&factor)[2]) {
+  __device__ __forceinline__ bool softmax_step(Scores& s, float (&factor)[2]) {
     float largest[2] = {s[0][0], s[0][2]};
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
@@ -401,7 +401,7 @@ class GroupForwardBlock {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[j][2 * r + e];
-          x = kPieced ? expf((x - shift) * unit) : exp2_approximately((x - shift) * unit);
+          x = kSplit ? expf((x - shift) * unit) : exp2_approximately((x - shift) * unit);
           sum[e] += x;
         }
       sum_[r] += sum[0] + sum[1];
@@ -416,7 +416,7 @@ class GroupForwardBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[n][j][e] *= factor[e / 2];
   }
-  /// The scale of soften()'s input.
+  /// The scale of softmax_step()'s input.
   __device__ __forceinline__ float scale() const { return Sizes::kGeneral ? 1.0f : args_.factor; }
 
   // --- The end of a task ---------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class GroupForwardBlock {
       }
       zero += 0 * sum;
       if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons ignore
-      if constexpr (kPieced) {
+      if constexpr (kSplit) {
         divide(r, change, sum);
       } else {
         factor[r] = sum == 0 ? 0.0f : __fdividef(change, sum);
@@ -454,8 +454,8 @@ class GroupForwardBlock {
       for (int j = 0; j < kPartTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) zero += 0 * o_[n][j][e];
-    if (zero != zero) *args_.careful = 1;
-    if constexpr (kPieced) {
+    if (zero != zero) *args_.not_finite = 1;
+    if constexpr (kSplit) {
       store_plainly();
     } else {
       rescale(factor);
@@ -472,7 +472,7 @@ class GroupForwardBlock {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
           float& x = o_[n][j][e];
-          x = sum == 0 ? 0.0f : x * (1.0f / (kPieceScale * kPieceScale)) * factor / sum;
+          x = sum == 0 ? 0.0f : x * (1.0f / (kSplitScale * kSplitScale)) * factor / sum;
         }
   }
   __device__ __forceinline__ void store_plainly() {
@@ -484,7 +484,7 @@ class GroupForwardBlock {
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
       store_float_rows(o_[n], rows, data + n * kPart * rows.channel, args_.d_v - n * kPart, box, args_.query_grid.size,
-                       static_cast<int>(row()), 1.0f, args_.careful);
+                       static_cast<int>(row()), 1.0f, args_.not_finite);
   }
 
   __device__ __forceinline__ void store_results() {
@@ -502,7 +502,7 @@ class GroupForwardBlock {
       for (unsigned m = 0; m < kPartTiles / 2; ++m)
         store_matrices(to + (n * (kPart / 64) + m / 4) * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
     }
-    show_to_products();
+    fence_proxy_async();
     sync_threads<128>(1 + group());
     if (asks && block_ < args_.query_blocks) {
       const auto origin = origin_of(args_.queries, block_);

@@ -12,7 +12,7 @@ namespace anyflash::cuda {
 struct GroupForwardArgs : ForwardArgs {
   Cut queries, keys;
   RowMap q_map, k_map, v_map, out_map;  ///< boxes of 64 channels of a block's rows
-  const char* pieces[3];                ///< float32: blocks of q, k and v as bfloat16 terms (pieces.h)
+  const char* bf16_terms[3];            ///< float32: blocks of q, k and v as bfloat16 terms (split_bf16.h)
   CUtensorMap bias_map;                 ///< boxes of 64 queries and 128 bytes of keys
   const std::uint64_t* words;           ///< mask words of the tiles that have none in the plan's tables: 64 each
   float factor, cap, cap_inverse;       ///< the scale, the soft cap
@@ -20,8 +20,9 @@ struct GroupForwardArgs : ForwardArgs {
   std::int32_t head_parts;              ///< tasks of a head
   std::int32_t near_heads;              ///< heads whose keys and values fit L2 together: their tasks are interleaved
   std::int32_t* next_task;              ///< 0 at first
-  bool late;  ///< masks were found on the GPU: careful may be 1 from the start, and then this kernel does nothing
-  std::int32_t* careful;  ///< becomes 1 if a result is not finite, which a hidden value may have caused
+  bool
+      masks_on_device;  ///< masks were found on the GPU: not_finite may be 1 from the start, and then this kernel does nothing
+  std::int32_t* not_finite;  ///< becomes 1 if a result is not finite, which a hidden value may have caused
 };
 
 /// Divides heads into tasks, `parts` each. bytes: of one number of keys and values, as the kernel reads them.

@@ -15,7 +15,7 @@ namespace {
 
 /// Is the call supported, apart from the alignment of rows and general scores?
 bool serves(const Problem& problem, const ExecutionPlan& plan) {
-  if (plan.late || !has_groups(problem.device)) return false;
+  if (plan.masks_on_device || !has_groups(problem.device)) return false;
   if (problem.deterministic) return false;  // the fallback of any batch entry rounds differently
   if (padded_depth(problem) > 128 || problem.d_v > 128 || problem.pages.page_size > 0) return false;
   if (rules::volume(plan.query_grid.extent) != 128 || !ScaledExponentialTerms::bear(problem.scale)) return false;
@@ -39,15 +39,15 @@ const std::int32_t* double_forward(const Problem& problem, const ExecutionPlan& 
       !map_double_rows(args.v_map, args.v, problem.d_v, keys, 16, problem.heads_kv, problem.batch))
     return nullptr;
   check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
-  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
-  args.words = masks.words(true, workspace + report_bytes, args.careful);
+  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.not_finite = args.next_task + 1;
+  args.words = masks.words(true, workspace + report_bytes, args.not_finite);
   args.exponential = ScaledExponentialTerms(problem.scale);
   order_tasks(args, problem, args.query_blocks, 8);
   const auto kernel = double_forward_kernel(padded_depth(problem));
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
          &args, stream);
-  return args.careful;
+  return args.not_finite;
 }
 
 }  // namespace anyflash::cuda

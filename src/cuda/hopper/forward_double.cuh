@@ -25,31 +25,31 @@ namespace anyflash::cuda {
 
 template <int depth>
 struct DoubleForwardShared {
-  static constexpr int kDepth = depth, kSlots = depth == 64 ? 12 : 6;
+  static constexpr int kDepth = depth, kRowGroups = depth == 64 ? 12 : 6;
   /// The facts of a key block stay for so many blocks: the producer may be a round of slots ahead of the last reader.
   static constexpr int kKnown = depth == 64 ? 4 : 2;
   alignas(1024) double q[2][64 * depth];
-  alignas(1024) double rows[kSlots][16 * depth];  ///< of K or V
-  Word words[kKnown][128];                        ///< of a key block
-  std::int32_t key_block[kKnown];                 ///< 2n: block n; 2n + 1: the same, partial; -1: the task ends
-  std::int32_t b, h, block;                       ///< the task; block -1: no more tasks
-  Barrier queries_full, queries_empty, full[kSlots], empty[kSlots];
+  alignas(1024) double rows[kRowGroups][16 * depth];  ///< of K or V
+  Word words[kKnown][128];                            ///< of a key block
+  std::int32_t key_block[kKnown];                     ///< 2n: block n; 2n + 1: the same, partial; -1: the task ends
+  std::int32_t b, h, block;                           ///< the task; block -1: no more tasks
+  Barrier queries_full, queries_empty, full[kRowGroups], empty[kRowGroups];
   Barrier copied;  ///< rows to be partly cleared before they count as full
 
   /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     queries_full.begin(1), queries_empty.begin_for_warps(8), copied.begin_for_warps(1);
-    for (int i = 0; i < kSlots; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
+    for (int i = 0; i < kRowGroups; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };
 
 /// A slot and the parity of its round.
-template <int kSlots>
+template <int kRowGroups>
 struct SlotCounter {
   unsigned slot = 0, parity = 0;
   __device__ __forceinline__ void step() {
-    if (++slot == kSlots) slot = 0, parity ^= 1;
+    if (++slot == kRowGroups) slot = 0, parity ^= 1;
   }
 };
 
@@ -163,7 +163,7 @@ class DoubleForwardLoader {
       for (; unseen != 0; unseen &= unseen - 1)
         for (unsigned n = lane; n < kPanels * 8; n += 32)
           *reinterpret_cast<double2*>(rows + n / 8 * 256 + (__ffs(unseen) - 1) * 16 + n % 8 * 2) = make_double2(0, 0);
-      show_to_products();  // TMA writes here again later
+      fence_proxy_async();  // TMA writes here again later
       __syncwarp();
       full.arrive_for_warp();
     }
@@ -174,7 +174,7 @@ class DoubleForwardLoader {
   Shared& shared_;
   std::int32_t b_, h_, block_;
   unsigned blocks_ = 0, cleared_ = 0;
-  SlotCounter<Shared::kSlots> at_;
+  SlotCounter<Shared::kRowGroups> at_;
 };
 
 template <class E, int depth>  // E: float64, a parameter so that other GPUs' builds compile no code for it
@@ -191,10 +191,10 @@ class DoubleForwardBlock {
     if (threadIdx.x == 0) shared_.begin();
     __syncthreads();
     if (threadIdx.x >= 256) {
-      give_registers<kLoaderRegisters>();
+      setmaxnreg_dec<kLoaderRegisters>();
       if (threadIdx.x < 256 + 32) DoubleForwardLoader<kDepth>(args_, shared_).run();
     } else {
-      take_registers<kRegisters>();
+      setmaxnreg_inc<kRegisters>();
       for (unsigned n = 0;; ++n) {
         shared_.queries_full.wait(n % 2);
         if (shared_.block < 0) break;
@@ -243,7 +243,7 @@ class DoubleForwardBlock {
     note_not_finite(s, words, first);
     if (words) hide(s, words, first, -infinity<E>());
     follow(s);
-    soften(s);
+    softmax_step(s);
     if (words) hide(s, words, first, 0);  // 0 already; better registers: 2 to 6 % faster
     count(s);
     value_products(s, 0);
@@ -337,12 +337,12 @@ class DoubleForwardBlock {
       if (words && seen_of(words, r, first) == 0) continue;
 #pragma unroll
       for (int n = 0; n < 8; ++n)
-        if ((__double2hiint(s[n / 2][r][n % 2]) & 0x7fffffff) >= 0x7ff00000) *args_.careful = 1;
+        if ((__double2hiint(s[n / 2][r][n % 2]) & 0x7fffffff) >= 0x7ff00000) *args_.not_finite = 1;
     }
   }
 
   /// Turns scores into P, except for hidden ones.
-  __device__ __forceinline__ void soften(Scores& s) const {
+  __device__ __forceinline__ void softmax_step(Scores& s) const {
     // A row without any score above -inf yet: -inf - 0.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -423,7 +423,7 @@ class DoubleForwardBlock {
       divide(r, change, sum);
       store_statistics(rows[r], r, top, sum);
     }
-    if (zero != zero) *args_.careful = 1;
+    if (zero != zero) *args_.not_finite = 1;
     store_rows(rows);
   }
 
@@ -450,7 +450,7 @@ class DoubleForwardBlock {
         }
       }
     }
-    if (zero != zero) *args_.careful = 1;
+    if (zero != zero) *args_.not_finite = 1;
   }
 
   /// Row r of O times a factor, divided by its sum: a quotient by the reciprocal, with a correction.
@@ -488,7 +488,7 @@ class DoubleForwardBlock {
   Shared& shared_;
   const PowersOfTwo table_;
   std::int32_t b_, h_, block_;
-  SlotCounter<Shared::kSlots> at_;
+  SlotCounter<Shared::kRowGroups> at_;
   unsigned blocks_ = 0;
   E shift_[2], largest_[2], sum_[2];  // largest_ and sum_ are over this lane's keys only
   int limit_[2];                      // the upper half of scores from which on a row's shift may have to rise

@@ -15,7 +15,7 @@ struct DoubleForwardArgs : ForwardArgs {
   std::int32_t head_parts;             ///< tasks of a head, a query block each
   std::int32_t near_heads;             ///< heads whose keys and values fit L2 together: their tasks are interleaved
   std::int32_t* next_task;             ///< 0 at first
-  std::int32_t* careful;               ///< becomes 1 if a result is not finite, which a hidden value may have caused
+  std::int32_t* not_finite;            ///< becomes 1 if a result is not finite, which a hidden value may have caused
 };
 
 struct DoubleForwardKernel {

@@ -2,9 +2,9 @@
 
 namespace anyflash::cuda {
 
-GroupForwardKernel group_forward_kernel_float32(int depth, bool general, int pieces) {
-  return pieces == kPieces ? group_forward_kernel_of<float, kPieces>(depth, general)
-                           : group_forward_kernel_of<float, kTf32Pieces>(depth, general);
+GroupForwardKernel group_forward_kernel_float32(int depth, bool general, int bf16_terms) {
+  return bf16_terms == kBf16Terms ? group_forward_kernel_of<float, kBf16Terms>(depth, general)
+                                  : group_forward_kernel_of<float, kTf32Terms>(depth, general);
 }
 
 }  // namespace anyflash::cuda

@@ -19,7 +19,7 @@ template <class E, int kParts, bool kGeneral>
 GroupForwardKernel group_forward_kernel_of(int depth) {
   constexpr bool g = kGeneral;
   if constexpr (kParts > 1) {
-    constexpr int wide_stages = kParts == kPieces || g ? 1 : 2;
+    constexpr int wide_stages = kParts == kBf16Terms || g ? 1 : 2;
     if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, kParts, 64, g, 2, g ? 2 : 3, 232, 40, 4>>();
     return group_forward_kernel_of<GroupForwardSizes<E, kParts, 128, g, 2, wide_stages, 232, 40, 4>>();
   } else {

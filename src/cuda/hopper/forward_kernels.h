@@ -13,6 +13,6 @@ struct GroupForwardKernel {
 /// general: scores may need more than a positive scale.
 GroupForwardKernel group_forward_kernel_float16(int depth, bool general);
 GroupForwardKernel group_forward_kernel_bfloat16(int depth, bool general);
-GroupForwardKernel group_forward_kernel_float32(int depth, bool general, int pieces);  ///< up to 128 channels
+GroupForwardKernel group_forward_kernel_float32(int depth, bool general, int bf16_terms);  ///< up to 128 channels
 
 }  // namespace anyflash::cuda

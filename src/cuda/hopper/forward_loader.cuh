@@ -5,9 +5,9 @@
 
 #include <type_traits>
 
-#include "cuda/common/pieces.cuh"
+#include "cuda/common/split_bf16.cuh"
 #include "cuda/hopper/forward_args.h"
-#include "cuda/hopper/pieces.h"
+#include "cuda/hopper/split_bf16.h"
 #include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/walk.cuh"
 
@@ -85,7 +85,7 @@ class GroupForwardLoader {
   using Shared = GroupForwardShared<Sizes>;
   using E = typename Sizes::Operand;
   static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
-  static constexpr bool kPieced = Sizes::kParts > 1;
+  static constexpr bool kSplit = Sizes::kParts > 1;
   static constexpr int kBytes = Shared::kTile * int(sizeof(E));  ///< of a tile
 
   __device__ __forceinline__ GroupForwardLoader(const GroupForwardArgs& args, Shared& shared)
@@ -93,7 +93,7 @@ class GroupForwardLoader {
 
   __device__ __forceinline__ void run() {
     std::int32_t task = blockIdx.x;  // first tasks by block number, others from a counter
-    if (args_.late && uniform(*args_.careful) != 0) task = args_.tasks;
+    if (args_.masks_on_device && uniform(*args_.not_finite) != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       shared_.queries_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
@@ -117,10 +117,10 @@ class GroupForwardLoader {
       shared_.queries_full.arrive_and_expect(sizeof(shared_.q));
     }
     __syncwarp();
-    if (const auto w = lane_number(); kPieced && w < kBlocks) {
+    if (const auto w = lane_number(); kSplit && w < kBlocks) {
       const auto block = min(first_block_ + static_cast<std::int32_t>(w), args_.query_blocks - 1);
-      copy_pieces(shared_.q[w], 0, (std::int64_t{b_} * args_.heads + h_) * args_.query_blocks + block,
-                  shared_.queries_full);
+      copy_split(shared_.q[w], 0, (std::int64_t{b_} * args_.heads + h_) * args_.query_blocks + block,
+                 shared_.queries_full);
     } else if (w < kBlocks) {
       const auto origin = origin_of(args_.queries, first_block_ + w);
 #pragma unroll
@@ -146,9 +146,9 @@ class GroupForwardLoader {
       auto &keys_full = shared_.keys_full[stage_], &values_full = shared_.values_full[stage_];
       if (block < 0) break;
       const auto load = [&](E* to, const RowMap& map, int n, Barrier& full) {
-        if constexpr (kPieced) {
+        if constexpr (kSplit) {
           const auto heads = args_.heads / args_.group_heads;
-          copy_pieces(to, n, (std::int64_t{b_} * heads + key_head) * args_.keys.blocks + block, full);
+          copy_split(to, n, (std::int64_t{b_} * heads + key_head) * args_.keys.blocks + block, full);
         } else {
           copy(to, map, origin, key_head, full);
         }
@@ -191,9 +191,9 @@ class GroupForwardLoader {
 #pragma unroll
     for (int c = 0; c < kDepth; c += 64) copy_rows(to + c * 64, rows, c, origin, head, b_, full);
   }
-  /// Copies a block of q, k or v by its number, laid out as in pieces.h.
-  __device__ __forceinline__ void copy_pieces(E* to, int n, std::int64_t block, Barrier& full) const {
-    copy_bytes(to, args_.pieces[n] + block * kBytes, kBytes, full);
+  /// Copies a block of q, k or v by its number, laid out as in split_bf16.h.
+  __device__ __forceinline__ void copy_split(E* to, int n, std::int64_t block, Barrier& full) const {
+    copy_bytes(to, args_.bf16_terms[n] + block * kBytes, kBytes, full);
   }
   __device__ __forceinline__ void load_bias(int w, std::int32_t key_block, int copies, Barrier& full) const {
     const auto query = args_.bias.query != 0 ? (first_block_ + w) * 64 : 0;

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/instructions.cuh"
+#include "cuda/tile/wgmma.cuh"
 
 namespace anyflash::cuda {
 
@@ -20,11 +20,8 @@ __device__ __forceinline__ std::uint32_t describe_tile(const void* tile, std::ui
 /// 30), groups of 8 rows 1024 >> 4 apart.
 #define ANYFLASH_DESCRIPTOR(name, low) ".reg .b64 " name "; mov.b64 " name ", {" low ", 1073741888};\n"
 
-/// wgmma.fence: before products that read registers which ordinary instructions have written.
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 /// fence.proxy.async: makes this thread's writes to shared memory visible to the products of all threads after the next
 /// barrier.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace anyflash::cuda

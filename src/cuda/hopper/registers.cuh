@@ -26,12 +26,12 @@ __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const f
     }
 }
 
-/// Stores a lane's two rows of results, `row` and `row + 8` of a box, as float32 rows with any strides. Sets `careful`
+/// Stores a lane's two rows of results, `row` and `row + 8` of a box, as float32 rows with any strides. Sets `not_finite`
 /// if one is not finite.
 template <int kTiles>
 __device__ __forceinline__ void store_float_rows(const float (&x)[kTiles][4], const Rows& rows, float* data,
                                                  int channels, const rules::Box& box, rules::Int3 size, int row,
-                                                 float factor, std::int32_t* careful) {
+                                                 float factor, std::int32_t* not_finite) {
   const bool pairs = rows.vectors && channels % 2 == 0;
   float zero = 0;
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_float_rows(const float (&x)[kTiles][4], co
       }
     }
   }
-  if (zero != zero) *careful = 1;
+  if (zero != zero) *not_finite = 1;
 }
 
 }  // namespace anyflash::cuda

@@ -9,14 +9,6 @@
 
 namespace anyflash::cuda {
 
-__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-/// Waits until at most `groups` groups of products are in flight.
-template <int groups>
-__device__ __forceinline__ void products_wait_for() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
-}
-
 /// Ties registers to this place: after a wait, the results that products have written; before it, the operands that
 /// they read.
 template <int kTiles>

@@ -53,7 +53,7 @@ RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, MemoryParts
   terms.dlse = parts.take<char>(row_bytes);
   terms.rest = parts.take<char>(row_bytes + block_bytes);
   terms.live = parts.take<std::uint64_t>(blocks);
-  terms.far = parts.take<std::uint64_t>(blocks);
+  terms.large_lse = parts.take<std::uint64_t>(blocks);
   terms.sink = parts.take<double>(problem.dsink.given() ? blocks : 0);
   return terms;
 }

@@ -11,7 +11,7 @@
 // is seven products instead of five. The bias's gradient is a third kind of task: the sum of dS over all pairs that map
 // to a tile of it.
 //
-// Each warp owns 8 kSlots rows, with S, dP and gradients in registers. Tiles are in shared memory. With two stages the
+// Each warp owns 8 kRowGroups rows, with S, dP and gradients in registers. Tiles are in shared memory. With two stages the
 // next step's data is loaded during this step; with one stage other thread blocks hide the latency. Bound by the tensor
 // cores and by loads from shared memory.
 //
@@ -31,7 +31,7 @@ class GradientBlock {
   using T = typename Products::Number;
   using OwnTile = typename Shared::OwnTile;
   using OtherTile = typename Shared::OtherTile;
-  static constexpr int kSlots = Sizes::kSlots, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
+  static constexpr int kRowGroups = Sizes::kRowGroups, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
   static constexpr int kColumns = Sizes::kColumns, kTiles = kColumns / 8;
   static constexpr int kDepth = Sizes::kDepth, kDepthTiles = kDepth / 8;
 
@@ -53,7 +53,7 @@ class GradientBlock {
   }
 
  protected:
-  using Tile = T[kSlots][kTiles][2];
+  using Tile = T[kRowGroups][kTiles][2];
   using Stage = typename Shared::Stage;
   struct Step;
 
@@ -300,8 +300,8 @@ class GradientBlock {
   }
 
   /// sum += weights Y[n].
-  __device__ __forceinline__ void add_product(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, const Step& step,
-                                              int n, int chunk, bool non_finite) {
+  __device__ __forceinline__ void add_product(T (&sum)[kRowGroups][kDepthTiles][2], const Tile& weights,
+                                              const Step& step, int n, int chunk, bool non_finite) {
     E* const tile = step.stage.tiles[Sizes::kResident ? n : 0];
     if (non_finite) {
       auto& not_finite = shared_.not_finite[Sizes::kResident ? n : 0];
@@ -335,7 +335,7 @@ class GradientBlock {
     if constexpr (Products::exact_infinities) return true;
     bool all = true;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) {
         const T weight = weights[i][n / 2][n % 2];
@@ -346,16 +346,16 @@ class GradientBlock {
   /// Adds a step's sums as separate partial sums. One chain over the queries of all heads that share a key would lose
   /// more accuracy. (16-bit types round results more anyway; float32 sums already leave the tensor cores after each
   /// tile.)
-  __device__ __forceinline__ static void add_apart(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, E* tile,
+  __device__ __forceinline__ static void add_apart(T (&sum)[kRowGroups][kDepthTiles][2], const Tile& weights, E* tile,
                                                    bool non_finite) {
     constexpr int kPart = 2;
 #pragma unroll
     for (int j = 0; j < kDepthTiles; j += kPart) {
-      T part[kSlots][kPart][2];
+      T part[kRowGroups][kPart][2];
       clear(part);
       Products::template values<OtherTile>(part, weights, tile + 8 * j, non_finite);
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i)
+      for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
         for (int n = 0; n < 2 * kPart; ++n) sum[i][j + n / 2][n % 2] += part[i][n / 2][n % 2];
     }
@@ -370,19 +370,19 @@ class GradientBlock {
 
   /// Turns products into scores, except for their scale, where scores need more than a scale. derivatives: of the soft
   /// cap.
-  __device__ __forceinline__ void finish(Tile& s, T (&derivatives)[kSlots][2 * kTiles], const Step& step) const {
+  __device__ __forceinline__ void finish(Tile& s, T (&derivatives)[kRowGroups][2 * kTiles], const Step& step) const {
     if (!args_.general) return;
-    T scores[kSlots][2 * kTiles];
-    int rows[kSlots];
+    T scores[kRowGroups][2 * kTiles];
+    int rows[kRowGroups];
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       rows[i] = row_of(i);
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) scores[i][n] = s[i][n / 2][n % 2];
     }
-    finish_scores<Shared, T, kSlots, kTiles>(args_, shared_, step.stage, rows, scores, derivatives);
+    finish_scores<Shared, T, kRowGroups, kTiles>(args_, shared_, step.stage, rows, scores, derivatives);
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = scores[i][n];
   }
@@ -391,18 +391,18 @@ class GradientBlock {
 
   /// s becomes P, dp becomes dS. Both become 0 where the mask hides the pair, whatever their values were.
   __device__ __forceinline__ void weigh(Tile& s, Tile& dp, const Step& step) {
-    T derivatives[kSlots][2 * kTiles];  // in local memory; used with a soft cap only
+    T derivatives[kRowGroups][2 * kTiles];  // in local memory; used with a soft cap only
     finish(s, derivatives, step);
     own_ == queries ? weigh_pairs<true>(s, dp, step) : weigh_pairs<false>(s, dp, step);
     if (args_.softcap > 0 && role_ != Role::bias) {
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i)
+      for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
         for (int n = 0; n < 2 * kTiles; ++n) dp[i][n / 2][n % 2] *= derivatives[i][n];
     }
     if (!step.partial && step.stage.live == rules::all_bits) return;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       const Word word = word_of(step, i) >> (step.first + 2 * (lane_number() % 4));
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
@@ -419,7 +419,7 @@ class GradientBlock {
 #pragma unroll
     for (int n = 0; n < 2 * kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
+      for (int i = 0; i < kRowGroups; ++i) {
         const int query =
             kOwnQueries ? first_row + row_of(i) : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         T &p = s[i][n / 2][n % 2], &ds = dp[i][n / 2][n % 2];
@@ -443,7 +443,7 @@ class GradientBlock {
     for (int part = 0; part < 64 / kColumns; ++part) {
       if (part * kColumns != first) continue;
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i)
+      for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
@@ -451,7 +451,7 @@ class GradientBlock {
     }
   }
 
-  __device__ __forceinline__ static int row_of(int i) { return Products::template row_of<kSlots>(i); }
+  __device__ __forceinline__ static int row_of(int i) { return Products::template row_of<kRowGroups>(i); }
 
   // --- The end -------------------------------------------------------------------------------------------------------
 
@@ -460,7 +460,7 @@ class GradientBlock {
 #pragma unroll
     for (int n = 0; n < Sizes::kResults; ++n)
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i)
+      for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
         for (int j = 0; j < kDepthTiles; ++j) zero += T(0) * sums_[n][i][j][0] + T(0) * sums_[n][i][j][1];
     return zero != zero;
@@ -477,12 +477,12 @@ class GradientBlock {
   }
 
   /// Each warp stores its results through the shared memory of the own rows.
-  __device__ __forceinline__ void store(const T (&sum)[kSlots][kDepthTiles][2], int n, int chunk) {
+  __device__ __forceinline__ void store(const T (&sum)[kRowGroups][kDepthTiles][2], int n, int chunk) {
     using Result = typename Shared::ResultTile;
     E* const rows = shared_.own[Sizes::kResident ? n : 0];
     const T factor = n == 0 ? static_cast<T>(args_.scale) : T(1);
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int j = 0; j < kDepthTiles; ++j)
 #pragma unroll
@@ -492,25 +492,25 @@ class GradientBlock {
     const auto& task = shared_.task;
     const auto& side = args_.sides[own_];
     const auto& to = side.gradients[n];
-    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of the rows that this warp stores
+    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kRowGroups));  // of the rows that this warp stores
     const E* const from = rows + Result::at(first_row, 0);
     E* const data =
         head_data<E>(to, task.b, own_ == queries ? task.h : task.h / args_.group_heads) + chunk * kDepth * to.channel;
     const int channels = args_.channels[n] - chunk * kDepth;
     const auto at = task.block * std::int64_t{64} + task.first_row;
     if (side.plain && to.vectors && channels >= kDepth && at + kRows <= side.grid.size[2]) {
-      store_plain_rows<8 * kSlots, kDepth, Result::kStride>(from, data + (at + first_row) * to.sequence[2],
-                                                            to.sequence[2]);
+      store_plain_rows<8 * kRowGroups, kDepth, Result::kStride>(from, data + (at + first_row) * to.sequence[2],
+                                                                to.sequence[2]);
     } else {
       const BlockRows places{rare_box_of(side.grid, side.plain, task.block), side.grid.size, task.first_row};
-      store_rows<8 * kSlots, kDepth, Result::kStride>(from, to, data, places, first_row, channels);
+      store_rows<8 * kRowGroups, kDepth, Result::kStride>(from, to, data, places, first_row, channels);
     }
   }
 
   __device__ __forceinline__ void store_tile() {
     T* const sum = reinterpret_cast<T*>(shared_.own);
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 16; ++n)
         sum[row_of(i) * 64 + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2] = sums_[0][i][n / 2][n % 2];
@@ -522,7 +522,7 @@ class GradientBlock {
   Shared& shared_;
   Role role_;
   Side own_;
-  T sums_[Sizes::kResults][kSlots][kDepthTiles][2];
+  T sums_[Sizes::kResults][kRowGroups][kDepthTiles][2];
 };
 
 }  // namespace anyflash::cuda

@@ -19,18 +19,18 @@ struct BackwardSide {
 /// Row terms: numbers of each query row, in the workspace, in the computation's type. They are in block order: row r of
 /// query block i of (b, h) is at ((b * heads + h) * blocks + i) * 64 + r.
 struct RowTerms {
-  void *lse, *delta, *dlse;  ///< delta = dO . O
-  void* rest;                ///< lse remainder: exact lse - lse, 0 where lse is small (backward_lse_remainders.cuh).
-                             ///< It has one block more, for tiles of two query blocks
-  std::uint64_t* live;       ///< of each query block: rows with a gradient, those that exist and have lse > -inf
-  std::uint64_t* far;        ///< of each query block: rows with |lse| >= kFarLse, which need a remainder
-  double* sink;              ///< of each query block: its share of dsink
-  std::int32_t* any_far;     ///< becomes 1 if there is such a row; null: not needed
+  void *lse, *delta, *dlse;     ///< delta = dO . O
+  void* rest;                   ///< lse remainder: exact lse - lse, 0 where lse is small (backward_lse_remainders.cuh).
+                                ///< It has one block more, for tiles of two query blocks
+  std::uint64_t* live;          ///< of each query block: rows with a gradient, those that exist and have lse > -inf
+  std::uint64_t* large_lse;     ///< of each query block: rows with |lse| >= kLargeLse, which need a remainder
+  double* sink;                 ///< of each query block: its share of dsink
+  std::int32_t* any_large_lse;  ///< becomes 1 if there is such a row; null: not needed
 };
 
 /// From this |lse| on its rounding error makes P = exp(S - lse) inaccurate, so that a row needs the lse remainder.
 template <class E>
-constexpr float kFarLse = sizeof(E) == 2 ? 1024 : 32;
+constexpr float kLargeLse = sizeof(E) == 2 ? 1024 : 32;
 
 struct BackwardArgs {
   BackwardSide sides[2];  // queries, keys

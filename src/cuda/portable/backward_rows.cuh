@@ -14,7 +14,7 @@ class RowTermsBlock {
  public:
   using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using T = typename Products::Number;
-  static constexpr int kSlots = Sizes::kSlots, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
+  static constexpr int kRowGroups = Sizes::kRowGroups, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
   static constexpr int kColumns = Sizes::kColumns, kTiles = kColumns / 8, kDepth = Sizes::kDepth;
   static_assert(kRows % kColumns == 0);
   using DoutTile = typename Products::template KeyTile<kRows, kDepth>;
@@ -25,7 +25,7 @@ class RowTermsBlock {
     alignas(Products::alignment) E out[OutTile::kSize];
     T delta[64];
     double sink[64];
-    unsigned long long live, far;
+    unsigned long long live, large_lse;
   };
 
   __device__ __forceinline__ RowTermsBlock(const BackwardArgs& args, Shared& shared) : args_(args), shared_(shared) {
@@ -40,12 +40,12 @@ class RowTermsBlock {
     for (int first_row = 0; first_row < 64; first_row += kRows)
 #pragma unroll 1
       for (int first = 0; first < kRows; first += kColumns) multiply(first_row, first);
-    if (threadIdx.x == 0) shared_.live = shared_.far = 0;
+    if (threadIdx.x == 0) shared_.live = shared_.large_lse = 0;
     __syncthreads();
     for (int row = threadIdx.x; row < 64; row += kThreads) store(row);
     __syncthreads();
     if (threadIdx.x != 0) return;
-    args_.terms.live[blockIdx.x] = shared_.live, args_.terms.far[blockIdx.x] = shared_.far;
+    args_.terms.live[blockIdx.x] = shared_.live, args_.terms.large_lse[blockIdx.x] = shared_.large_lse;
     if (!args_.terms.sink) return;
     double sum = 0;
     for (int row = 0; row < 64; ++row) sum += shared_.sink[row];
@@ -55,7 +55,7 @@ class RowTermsBlock {
  private:
   /// delta of rows first_row + first .. + kColumns - 1.
   __device__ __forceinline__ void multiply(int first_row, int first) {
-    T sum[kSlots][kTiles][2];
+    T sum[kRowGroups][kTiles][2];
     for (int chunk = 0; chunk * kDepth < args_.channels[1]; ++chunk) {
       __syncthreads();
       load<DoutTile, kRows>(shared_.dout, args_.sides[queries].rows[1], first_row, chunk);
@@ -63,7 +63,7 @@ class RowTermsBlock {
       copies_commit();
       copies_wait<0>();
       __syncthreads();
-      T part[kSlots][kTiles][2];
+      T part[kRowGroups][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
       if constexpr (!Products::exact_infinities || Sizes::kTf32) {  // the largest numbers need the non-finite fallback
         if (__syncthreads_or(!finite(part))) {
@@ -74,18 +74,19 @@ class RowTermsBlock {
       chunk == 0 ? copy(sum, part) : add(sum, part);
     }
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) {
-        const int row = Products::template row_of<kSlots>(i), column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
+        const int row = Products::template row_of<kRowGroups>(i),
+                  column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         if (row == first + column) shared_.delta[first_row + row] = sum[i][n / 2][n % 2];
       }
   }
 
-  __device__ __forceinline__ static bool finite(const T (&x)[kSlots][kTiles][2]) {
+  __device__ __forceinline__ static bool finite(const T (&x)[kRowGroups][kTiles][2]) {
     T zero = 0;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) zero += 0 * x[i][n / 2][n % 2];
     return zero == 0;
@@ -126,7 +127,7 @@ class RowTermsBlock {
         lse = 0;
       } else {
         atomicOr(&shared_.live, 1ull << row);
-        if (abs(lse) >= T(kFarLse<E>)) atomicOr(&shared_.far, 1ull << row);
+        if (abs(lse) >= T(kLargeLse<E>)) atomicOr(&shared_.large_lse, 1ull << row);
         if (args_.dlse.data) dlse = read(args_.dlse);
         if (args_.terms.sink) {
           const auto logit = read_number<T>(args_.sink, h_ * args_.sink.head);

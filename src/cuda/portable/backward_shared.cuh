@@ -193,13 +193,13 @@ __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program
 }
 
 /// Turns a lane's products into scores; derivatives: of the soft cap. row_of: the row of each slot.
-template <class Shared, class T, int kSlots, int kTiles>
+template <class Shared, class T, int kRowGroups, int kTiles>
 __device__ __noinline__ void finish_scores(const BackwardArgs& args, const Shared& shared,
-                                           const typename Shared::Stage& stage, const int (&row_of)[kSlots],
-                                           T (&s)[kSlots][2 * kTiles], T (&derivatives)[kSlots][2 * kTiles]) {
+                                           const typename Shared::Stage& stage, const int (&row_of)[kRowGroups],
+                                           T (&s)[kRowGroups][2 * kTiles], T (&derivatives)[kRowGroups][2 * kTiles]) {
   const ScoreTerms<T> terms(args, shared.task.b, shared.task.h);
 #pragma unroll 1
-  for (int i = 0; i < kSlots; ++i) {
+  for (int i = 0; i < kRowGroups; ++i) {
     const int row = row_of[i];
 #pragma unroll 1
     for (int n = 0; n < 2 * kTiles; ++n) {

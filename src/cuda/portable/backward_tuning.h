@@ -14,7 +14,7 @@ namespace anyflash::cuda {
 template <int slots, int warps, int columns, int d, int stages = 1, int blocks_per_multiprocessor = 1,
           bool resident = d <= 128, bool tf32 = false>
 struct GradientSizes {
-  static constexpr int kSlots = slots, kColumns = columns, kDepth = d, kStages = stages;
+  static constexpr int kRowGroups = slots, kColumns = columns, kDepth = d, kStages = stages;
   static constexpr int kRows = 8 * slots * warps, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
   static constexpr bool kResident = resident, kTf32 = tf32;

@@ -5,7 +5,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 #include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
 #include "cuda/portable/decode_kernels.h"
@@ -51,7 +51,7 @@ std::int64_t number_bytes(const Problem& problem) { return problem.type == Eleme
 /// results must not depend on other batch entries.
 std::int64_t visited_blocks(const Problem& problem, const ExecutionPlan& plan) {
   std::int64_t blocks = 0;
-  if (plan.late || !may_differ_in_batch(problem))  // masks found on the GPU: as if all keys existed
+  if (plan.masks_on_device || !may_differ_in_batch(problem))  // masks found on the GPU: as if all keys existed
     for (const auto& run : plan.groups[0].keys_of_query_block.runs) blocks += run.count;
   return blocks > 0 ? blocks : plan.key_grid.count();
 }
@@ -90,7 +90,7 @@ Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   const std::int64_t machine = facts_of(problem.device).multiprocessors;
   const auto each = 5 * heads >= 3 * machine ? 1 : machine / heads;
   const auto parts = std::min({each, bytes / kLeastPartBytes, std::int64_t{kPartsJoined}});
-  const bool even = !plan.late && !problem.key_lengths.given();
+  const bool even = !plan.masks_on_device && !problem.key_lengths.given();
   return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};
 }
 
@@ -125,7 +125,7 @@ bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& 
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });
   // Calls whose entries could differ in a batch use the other kernel in every batch.
-  if (plan.late || problem.key_lengths.given() || program.has_documents || tables) return false;
+  if (plan.masks_on_device || problem.key_lengths.given() || program.has_documents || tables) return false;
   int partial = 0;
   args.first_block = args.end_block = 0, args.partial[0] = args.partial[1] = -1;
   for (const auto& run : group.keys_of_query_block.runs) {
@@ -142,10 +142,10 @@ bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& 
 
 /// Tells the kernels which keys exist.
 void find_keys(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& args) {
-  args.keys = plan.late ? static_cast<std::int32_t>(problem.keys()) : plan.groups[0].program.axis[2].k_size;
+  args.keys = plan.masks_on_device ? static_cast<std::int32_t>(problem.keys()) : plan.groups[0].program.axis[2].k_size;
   args.by_length = sees_all(problem, plan);
-  args.length_in_mask = !plan.late && plan.batch_groups > 1;
-  args.lengths = integers_of(plan.late ? problem.key_lengths : TensorView());
+  args.length_in_mask = !plan.masks_on_device && plan.batch_groups > 1;
+  args.lengths = integers_of(plan.masks_on_device ? problem.key_lengths : TensorView());
 }
 
 /// Does the plain kernel support the call? Then its key blocks are stored in args.
@@ -166,7 +166,7 @@ bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
 }
 
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {
-  return !general && sees_all(problem, plan) && (plan.late || (plan.kept && plan.batch_groups == 1));
+  return !general && sees_all(problem, plan) && (plan.masks_on_device || (plan.kept && plan.batch_groups == 1));
 }
 
 std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan) {

@@ -23,7 +23,7 @@ template <class E, class Sizes>
 class DecodeBlock : DecodeRows<E, Sizes> {
   using Base = DecodeRows<E, Sizes>;
   using Base::args_, Base::call_, Base::shared_, Base::warp_, Base::task_, Base::shift_, Base::sum_, Base::seen_;
-  using Base::kSlots, Base::kKeys, Base::kKeyTiles, Base::kDepth, Base::kValueTiles, Base::kRows, Base::kWarps;
+  using Base::kRowGroups, Base::kKeys, Base::kKeyTiles, Base::kDepth, Base::kValueTiles, Base::kRows, Base::kWarps;
   using Base::kStages, Base::kNumbers, Base::kChunks, Base::kStep, Base::kParts;
   using Base::o_;
   using Base::own_rows, Base::row_of, Base::softmax, Base::finite, Base::infinity;
@@ -240,7 +240,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
 
   template <class NonFinite>
   __device__ __forceinline__ void take(const DecodeTile& tile, Stage& rows, NonFinite non_finite) {
-    T s[kSlots][kKeyTiles][2];
+    T s[kRowGroups][kKeyTiles][2];
     Products::template scores<kRows, kDepth>(s, own_rows(), rows.k, non_finite);
     if (non_finite && !Products::exact_infinities)
       recompute_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
@@ -250,7 +250,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
       hide(s, tile.first % 64);
     } else {
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) seen_[i] = true;
+      for (int i = 0; i < kRowGroups; ++i) seen_[i] = true;
     }
     softmax(s);
     if (non_finite) {
@@ -262,22 +262,22 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     Products::template values<typename Shared::ValueTile>(o_, s, rows.v, non_finite);
   }
 
-  __device__ __forceinline__ void finish_scores(T (&s)[kSlots][kKeyTiles][2], int first_key) {
-    T local[kSlots][2 * kKeyTiles];
+  __device__ __forceinline__ void finish_scores(T (&s)[kRowGroups][kKeyTiles][2], int first_key) {
+    T local[kRowGroups][2 * kKeyTiles];
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kKeyTiles; ++n) local[i][n] = s[i][n / 2][n % 2];
     aside([&] { finish_few_scores(args_, task_, first_key, local); });
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kKeyTiles; ++n) s[i][n / 2][n % 2] = local[i][n];
   }
 
-  __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) {
+  __device__ __forceinline__ void hide(T (&s)[kRowGroups][kKeyTiles][2], int first_key) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       const rules::Word whole = shared_.words[warp_][row_of(i)] >> first_key, word = whole >> (2 * (lane_number() % 4));
       seen_[i] |= (whole & (~0ull >> (64 - kKeys))) != 0;
 #pragma unroll

@@ -1,7 +1,7 @@
 // Arguments of the decode kernels. Made by decode.cpp.
 #pragma once
 
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 #include "cuda/portable/forward_args.h"
 #include "rules/bits.h"
 

@@ -16,9 +16,9 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   using Base = DecodeRows<E, Sizes>;
 
  public:
-  using Base::kSlots, Base::kKeys, Base::kKeyTiles, Base::kDepth, Base::kRows;
+  using Base::kRowGroups, Base::kKeys, Base::kKeyTiles, Base::kDepth, Base::kRows;
   using typename Base::Products, typename Base::Shared, typename Base::T;
-  using Scores = T[kSlots][kKeyTiles][2];
+  using Scores = T[kRowGroups][kKeyTiles][2];
 
  protected:
   __device__ __forceinline__ PlainDecodeRows(const DecodeArgs& args, Shared& shared) : Base(args, shared) {}
@@ -40,7 +40,7 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
       for (int e = 0; e < 2; ++e)
         if (!(own >> (8 * j + e) & 1)) {
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) s[i][j][e] = -Base::infinity();
+          for (int i = 0; i < kRowGroups; ++i) s[i][j][e] = -Base::infinity();
         }
   }
   __device__ __forceinline__ void add_values(const Scores& p, const E* v, bool non_finite) {
@@ -51,7 +51,7 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   }
   __device__ __forceinline__ void join(int free_stage, bool seen) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) this->seen_[i] = seen;
+    for (int i = 0; i < kRowGroups; ++i) this->seen_[i] = seen;
     Base::join(free_stage);
   }
 };
@@ -59,7 +59,7 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
 /// DecodeRows, or the transposed variant (decode_narrow.cuh).
 template <class E, class Sizes>
 using PlainRowsOf =
-    std::conditional_t<Sizes::kSlots == 1 && sizeof(E) == 2, NarrowDecodeRows<E, Sizes>, PlainDecodeRows<E, Sizes>>;
+    std::conditional_t<Sizes::kRowGroups == 1 && sizeof(E) == 2, NarrowDecodeRows<E, Sizes>, PlainDecodeRows<E, Sizes>>;
 
 template <class E, class Sizes>
 class PlainDecodeBlock : PlainRowsOf<E, Sizes> {

@@ -15,7 +15,8 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   using Products = typename Shared::Products;
   using T = typename Shared::T;
   using Stage = typename Shared::Stage;
-  static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8, kDepth = Sizes::kDepth;
+  static constexpr int kRowGroups = Sizes::kRowGroups, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8,
+                       kDepth = Sizes::kDepth;
   static constexpr int kValueTiles = kDepth / 8, kRows = Sizes::kRows, kWarps = Sizes::kWarps;
   static constexpr int kStages = Sizes::kStages;
 
@@ -28,20 +29,20 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 
   /// A warp's results of its rows.
   struct Results {
-    T shift[kSlots], sum[kSlots], o[kSlots][kValueTiles][2];
-    bool seen[kSlots];
+    T shift[kRowGroups], sum[kRowGroups], o[kRowGroups][kValueTiles][2];
+    bool seen[kRowGroups];
   };
 
   __device__ __forceinline__ void give(Results& results) const {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       results.shift[i] = shift_[i], results.sum[i] = sum_[i], results.seen[i] = seen_[i];
     }
     copy(results.o, o_);
   }
   __device__ __forceinline__ void take_over(const Results& results) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       shift_[i] = results.shift[i], sum_[i] = results.sum[i], seen_[i] = results.seen[i];
     }
     copy(o_, results.o);
@@ -66,11 +67,11 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ static int row_of(int i) { return 8 * i + static_cast<int>(lane_number() / 4); }
 
   /// s becomes P; adds it to the rows' sums.
-  __device__ __forceinline__ void softmax(T (&s)[kSlots][kKeyTiles][2]) {
-    T largest[kSlots];  // of the lane's own keys; a row's maximum is reduced over lanes only where it may rise
+  __device__ __forceinline__ void softmax(T (&s)[kRowGroups][kKeyTiles][2]) {
+    T largest[kRowGroups];  // of the lane's own keys; a row's maximum is reduced over lanes only where it may rise
     bool high = false;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       largest[i] = s[i][0][0];
 #pragma unroll
       for (int n = 1; n < 2 * kKeyTiles; ++n) largest[i] = fmax(largest[i], s[i][n / 2][n % 2]);
@@ -78,7 +79,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     }
     if (__any_sync(0xffffffffu, high)) raise(largest);
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       const T shift = shift_[i] == -infinity() ? T(0) : shift_[i];  // exp(-inf - 0) = 0, and a NaN stays one
       T sum = 0;
 #pragma unroll
@@ -101,9 +102,9 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     }
   }
 
-  __device__ __forceinline__ void raise(T (&largest)[kSlots]) {
+  __device__ __forceinline__ void raise(T (&largest)[kRowGroups]) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       largest[i] = quad_largest(largest[i]);
       const bool rise = largest[i] > shift_[i];
       const T factor = rise && shift_[i] != -infinity() ? exp((shift_[i] - largest[i]) * scale()) : T(1);
@@ -117,7 +118,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ bool finite() const {
     T zero = 0;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       zero += T(0) * sum_[i];
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
@@ -127,7 +128,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 
   __device__ __forceinline__ void clear_rows(bool halved) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       T shift = -infinity();
       weight_[i] = 1;
       if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
@@ -140,9 +141,9 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   }
 
   /// In the non-finite fallback.
-  __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
+  __device__ __forceinline__ void halve(T (&p)[kRowGroups][kKeyTiles][2]) const {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight_[i];
   }
@@ -151,7 +152,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ bool any_overflowed() {
     bool any = false;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       T zero = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
@@ -165,7 +166,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   /// O += P V for the rows of V that the products cannot take, for the queries that see them; these rows become 0 in
   /// the tile. first: the tile's first key; sees(i, key): does slot i see key `key` of the tile?
   template <class Sees>
-  __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], int first, E* v,
+  __device__ __forceinline__ void add_hidden_values(const T (&p)[kRowGroups][kKeyTiles][2], int first, E* v,
                                                     const Sees& sees) {
     const int lane = static_cast<int>(lane_number());
     const auto apart = rows_without<typename Shared::ValueTile>(v, [](T x) { return bears<Products>(x); });
@@ -237,7 +238,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     join(free_stage, [&](typename Shared::Results& own, int first, int rows) {
       const int lane = static_cast<int>(lane_number());
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
+      for (int i = 0; i < kRowGroups; ++i) {
         if (8 * i < first || 8 * i >= first + Shared::kJoinRows) continue;
         const T sum = quad_sum(sum_[i]);
         const int row = row_of(i);
@@ -251,11 +252,11 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     });
   }
 
-  T shift_[kSlots], sum_[kSlots];  // sum_: over this lane's keys only
-  T weight_[kSlots];               // the factor of P in fallback passes
-  bool seen_[kSlots];
-  bool overflowed_[kSlots];  // in a fallback pass
-  T o_[kSlots][kValueTiles][2];
+  T shift_[kRowGroups], sum_[kRowGroups];  // sum_: over this lane's keys only
+  T weight_[kRowGroups];                   // the factor of P in fallback passes
+  bool seen_[kRowGroups];
+  bool overflowed_[kRowGroups];  // in a fallback pass
+  T o_[kRowGroups][kValueTiles][2];
 };
 
 }  // namespace anyflash::cuda

@@ -65,7 +65,7 @@ struct DecodeShared {
     alignas(16) E v[ValueTile::kSize];
   };
   /// A warp's results of at most two slots, in a free stage.
-  static constexpr int kJoinSlots = Sizes::kSlots < 2 ? Sizes::kSlots : 2, kJoinRows = 8 * kJoinSlots;
+  static constexpr int kJoinSlots = Sizes::kRowGroups < 2 ? Sizes::kRowGroups : 2, kJoinRows = 8 * kJoinSlots;
   using Results = T[kJoinRows][Sizes::kDepth + 8];  // padded so that neighbouring rows use different banks
 
   alignas(16) E q[QueryTile::kSize];
@@ -76,7 +76,7 @@ struct DecodeShared {
   bool seen[Sizes::kWarps][Sizes::kRows];
   std::int32_t free[Sizes::kWarps];  // the stage where a warp's results are
   DeviceRun runs[Sizes::kWarps];     // of a task with by_length
-  static_assert(sizeof(Results) <= sizeof(Stage) && Sizes::kSlots % kJoinSlots == 0);
+  static_assert(sizeof(Results) <= sizeof(Stage) && Sizes::kRowGroups % kJoinSlots == 0);
 };
 
 /// A warp's steps along the key blocks of a part: every kWarps-th visited block.
@@ -134,12 +134,12 @@ struct BlockWalk {
 // compiler would then keep the whole object, with the sums, in local memory.
 
 /// Turns a lane's products into scores. first_key: of the tile.
-template <class T, int kSlots, int kNumbers>
+template <class T, int kRowGroups, int kNumbers>
 __device__ __noinline__ void finish_few_scores(const DecodeArgs& args, DecodeTask task, int first_key,
-                                               T (&s)[kSlots][kNumbers]) {
+                                               T (&s)[kRowGroups][kNumbers]) {
   const auto& program = *group_of(args.call, task.b, 0).program;
 #pragma unroll 1
-  for (int i = 0; i < kSlots; ++i) {
+  for (int i = 0; i < kRowGroups; ++i) {
     const int row = 8 * i + static_cast<int>(lane_number() / 4);
     if (!task.exists(args, row)) continue;
     const ScoreTerms<T> terms(args.call, task.b, task.query_head(args, row));

@@ -9,7 +9,7 @@ namespace anyflash::cuda {
 
 template <int slots, int warps, int keys, int stages, int d, int blocks_per_multiprocessor>
 struct DecodeSizes {
-  static constexpr int kSlots = slots, kWarps = warps, kKeys = keys, kStages = stages;
+  static constexpr int kRowGroups = slots, kWarps = warps, kKeys = keys, kStages = stages;
   static constexpr int kDepth = d, kRows = 8 * slots, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
   static_assert(64 % keys == 0 && kRows <= 32, "words of a block's rows are found by a warp at once");

@@ -1,46 +1,47 @@
 // The product policies of float32 on the tensor cores of GPUs from sm_80 up (products.cuh describes policies).
 #pragma once
 
-#include "cuda/common/pieces.cuh"
+#include "cuda/common/split_bf16.cuh"
 #include "cuda/portable/warp_products.cuh"
 
 #if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
 
 namespace anyflash::cuda {
 
-/// float32 on the tensor cores by split bfloat16 (pieces.cuh). Numbers are scaled by 2^16, so that the smallest ones
+/// float32 on the tensor cores by split bfloat16 (split_bf16.cuh). Numbers are scaled by 2^16, so that the smallest ones
 /// can be split too. If that overflows, the result is NaN, and the non-finite fallback corrects it (not_finite.cuh).
-struct PieceProducts : WarpProducts<float, 16, 16> {
+struct SplitProducts : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = false, swaps = true;
 
-  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
+  template <int kRows, int kDepth, bool kSwapped = false, int kRowGroups, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kRowGroups][kTiles][2], const float* q, const float* k,
                                                 bool = false) {
     constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
-    static_assert(kSlots % 2 == 0 && kDepth % kPieceTerms == 0);
+    static_assert(kRowGroups % 2 == 0 && kDepth % kSplitChain == 0);
     const unsigned lane = lane_number();
     // Column 2t of A's first 8 is channel t, column 2t + 1 is channel t + 4, because loads of 8 x 8 matrices of 16 bits
     // deliver them so. The order does not matter to a sum over 16.
-    q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
+    q += (threadIdx.x / 32 * (8 * kRowGroups) + lane % 16) * stride + lane / 16 * 4;
     k += lane % 8 * stride + lane / 8 * 4;
     clear(s);
 #pragma unroll 1
-    for (int c = 0; c < kDepth; c += kPieceTerms)
+    for (int c = 0; c < kDepth; c += kSplitChain)
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i)
+      for (int i = 0; i < kRowGroups / 2; ++i)
         add_chain<kSwapped, stride>(s[2 * i], s[2 * i + 1], q + 16 * i * stride + c, k + c);
   }
 
-  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const float* v, bool = false) {
+  template <class Tile, int kRowGroups, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kRowGroups][kTiles][2],
+                                                const float (&p)[kRowGroups][kKeyTiles][2], const float* v,
+                                                bool = false) {
     constexpr int v_stride = Tile::kStride;
-    static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && 8 * kKeyTiles <= kPieceTerms);
+    static_assert(kRowGroups % 2 == 0 && kKeyTiles % 2 == 0 && 8 * kKeyTiles <= kSplitChain);
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * v_stride + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kSlots / 2; ++i) {
+    for (int i = 0; i < kRowGroups / 2; ++i) {
       Operand a[kKeyTiles / 2];
 #pragma unroll
       for (int m = 0; m < kKeyTiles / 2; ++m)
@@ -52,7 +53,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         Sums sums;
-        std::uint32_t late[kChunks][2];
+        std::uint32_t high_b[kChunks][2];
 #pragma unroll
         for (int m = 0; m < kKeyTiles / 2; ++m) {
           Operand b;
@@ -61,10 +62,10 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
             const float* const at = v + (16 * m + 8 * n) * v_stride + 8 * j;
             split(at[0], at[v_stride], b, n);
           }
-          multiply<false>(sums, a[m], b, m, late[m]);
+          multiply<false>(sums, a[m], b, m, high_b[m]);
         }
 #pragma unroll
-        for (int m = kLateChunk; m < kKeyTiles / 2; ++m) sums.add_late(a[m].pieces[0], late[m]);
+        for (int m = kHighChunks; m < kKeyTiles / 2; ++m) sums.add_high(a[m].bf16_terms[0], high_b[m]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& x = o[2 * i + e / 2][j][e % 2];
@@ -75,15 +76,15 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   }
 
  private:
-  static constexpr int kChunks = kPieceTerms / 16;
-  static constexpr float kInverse = 1.0f / (kPieceScale * kPieceScale);
+  static constexpr int kChunks = kSplitChain / 16;
+  static constexpr float kInverse = 1.0f / (kSplitScale * kSplitScale);
 
   struct Operand {
-    std::uint32_t pieces[kPieces][4];  // the first two of B's
+    std::uint32_t bf16_terms[kBf16Terms][4];  // the first two of B's
   };
   struct Sums {
     float high[2][2] = {}, small[2][2] = {};
-    __device__ __forceinline__ void add_late(const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+    __device__ __forceinline__ void add_high(const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
       multiply_16(small[0], small[1], a, b[0], b[1], __nv_bfloat16());
     }
     __device__ __forceinline__ float sum(int e) const { return high[e / 2][e % 2] + small[e / 2][e % 2]; }
@@ -98,8 +99,8 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   };
 
   __device__ __forceinline__ static void split(float x, float y, Operand& to, int n) {
-    const auto place = [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; };
-    cuda::split<kPieces>(x * kPieceScale, y * kPieceScale, place);
+    const auto place = [&](int term) -> std::uint32_t& { return to.bf16_terms[term][n]; };
+    cuda::split<kBf16Terms>(x * kSplitScale, y * kSplitScale, place);
   }
 
   /// s += the products over 64 channels, of 16 rows; q, k: this lane's rows.
@@ -109,16 +110,16 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     if constexpr (kTiles > 4) {  // the rows are split only once
       Operand a[kChunks];
 #pragma unroll
-      for (int m = 0; m < kChunks; ++m) a[m] = row_pieces(q + 16 * m);
+      for (int m = 0; m < kChunks; ++m) a[m] = row_terms(q + 16 * m);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         Sums sums;
-        std::uint32_t late[kChunks][2];
+        std::uint32_t high_b[kChunks][2];
 #pragma unroll
         for (int m = 0; m < kChunks; ++m)
-          multiply<kSwapped>(sums, a[m], column_pieces(k + 8 * j * kStride + 16 * m), m, late[m]);
+          multiply<kSwapped>(sums, a[m], column_terms(k + 8 * j * kStride + 16 * m), m, high_b[m]);
 #pragma unroll
-        for (int m = kLateChunk; m < kChunks; ++m) sums.add_late(a[m].pieces[0], late[m]);
+        for (int m = kHighChunks; m < kChunks; ++m) sums.add_high(a[m].bf16_terms[0], high_b[m]);
         sums.add_to(s01[j], s23[j]);
       }
     } else {  // two tiles at a time: there are no registers for all of them
@@ -126,26 +127,26 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
 #pragma unroll
       for (int j = 0; j < kTiles; j += 2) {
         Sums sums[2];
-        std::uint32_t rows[kChunks][4], late[2][kChunks][2];
+        std::uint32_t rows[kChunks][4], high_b[2][kChunks][2];
 #pragma unroll
         for (int m = 0; m < kChunks; ++m) {
-          const Operand a = row_pieces(q + 16 * m);
+          const Operand a = row_terms(q + 16 * m);
 #pragma unroll
-          for (int n = 0; n < 4; ++n) rows[m][n] = a.pieces[0][n];
+          for (int n = 0; n < 4; ++n) rows[m][n] = a.bf16_terms[0][n];
 #pragma unroll
           for (int n = 0; n < 2; ++n)
-            multiply<kSwapped>(sums[n], a, column_pieces(k + 8 * (j + n) * kStride + 16 * m), m, late[n][m]);
+            multiply<kSwapped>(sums[n], a, column_terms(k + 8 * (j + n) * kStride + 16 * m), m, high_b[n][m]);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
-          for (int m = kLateChunk; m < kChunks; ++m) sums[n].add_late(rows[m], late[n][m]);
+          for (int m = kHighChunks; m < kChunks; ++m) sums[n].add_high(rows[m], high_b[n][m]);
           sums[n].add_to(s01[j + n], s23[j + n]);
         }
       }
     }
   }
-  __device__ __forceinline__ static Operand row_pieces(const float* q) {
+  __device__ __forceinline__ static Operand row_terms(const float* q) {
     Operand to;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -156,7 +157,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     }
     return to;
   }
-  __device__ __forceinline__ static Operand column_pieces(const float* k) {
+  __device__ __forceinline__ static Operand column_terms(const float* k) {
     std::uint32_t x[4];
     load_matrices(x, k);
     Operand to;
@@ -165,19 +166,20 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     return to;
   }
 
-  /// a: of queries; if swapped, of keys. m: the index of 16 terms. late: the high bfloat16 terms of b, whose products
+  /// a: of queries; if swapped, of keys. m: the index of 16 terms. high_b: the high bfloat16 terms of b, whose products
   /// come later.
   template <bool kSwapped>
   __device__ __forceinline__ static void multiply(Sums& sums, const Operand& a, const Operand& b, int m,
-                                                  std::uint32_t (&late)[2]) {
+                                                  std::uint32_t (&high_b)[2]) {
 #pragma unroll
     for (int n = 0; n < kSmallProducts; ++n) {
-      const auto& x = a.pieces[kSwapped ? second_piece(n) : first_piece(n)];
-      const auto& y = b.pieces[kSwapped ? first_piece(n) : second_piece(n)];
+      const auto& x = a.bf16_terms[kSwapped ? second_term(n) : first_term(n)];
+      const auto& y = b.bf16_terms[kSwapped ? first_term(n) : second_term(n)];
       multiply_16(sums.small[0], sums.small[1], x, y[0], y[1], __nv_bfloat16());
     }
-    late[0] = b.pieces[0][0], late[1] = b.pieces[0][1];
-    if (m < kLateChunk) multiply_16(sums.high[0], sums.high[1], a.pieces[0], late[0], late[1], __nv_bfloat16());
+    high_b[0] = b.bf16_terms[0][0], high_b[1] = b.bf16_terms[0][1];
+    if (m < kHighChunks)
+      multiply_16(sums.high[0], sums.high[1], a.bf16_terms[0], high_b[0], high_b[1], __nv_bfloat16());
   }
 };
 
@@ -187,20 +189,20 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = true, swaps = false;
 
-  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
+  template <int kRows, int kDepth, bool kSwapped = false, int kRowGroups, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kRowGroups][kTiles][2], const float* q, const float* k,
                                                 bool non_finite = false) {
     constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
-    static_assert(kSlots % 2 == 0 && kDepth % 16 == 0);
+    static_assert(kRowGroups % 2 == 0 && kDepth % 16 == 0);
     const unsigned lane = lane_number();
-    q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
+    q += (threadIdx.x / 32 * (8 * kRowGroups) + lane % 16) * stride + lane / 16 * 4;
     k += lane % 8 * stride + lane / 8 * 4;
     clear(s);
 #pragma unroll 2
     for (int c = 0; c < kDepth; c += 16) {
-      std::uint32_t a[kSlots / 2][2][4];
+      std::uint32_t a[kRowGroups / 2][2][4];
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i)
+      for (int i = 0; i < kRowGroups / 2; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) load(a[i][half], q + 16 * i * stride + c + 8 * half, non_finite);
 #pragma unroll
@@ -208,7 +210,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
         std::uint32_t b[4];
         load(b, k + 8 * j * stride + c, non_finite);
 #pragma unroll
-        for (int i = 0; i < kSlots / 2; ++i)
+        for (int i = 0; i < kRowGroups / 2; ++i)
 #pragma unroll
           for (int half = 0; half < 2; ++half)
             multiply_8(s[2 * i][j], s[2 * i + 1][j], a[i][half], b[2 * half], b[2 * half + 1]);
@@ -216,22 +218,23 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
     }
     if (non_finite) return;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = fmaf(s[i][n / 2][n % 2], 0.0f, s[i][n / 2][n % 2]);
   }
 
   /// The first four columns of P, of 8 keys, are the even keys: so a lane already has them.
-  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const float* v, bool non_finite = false) {
+  template <class Tile, int kRowGroups, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kRowGroups][kTiles][2],
+                                                const float (&p)[kRowGroups][kKeyTiles][2], const float* v,
+                                                bool non_finite = false) {
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * Tile::kStride + lane / 4;
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
-      std::uint32_t a[kSlots / 2][4];
+      std::uint32_t a[kRowGroups / 2][4];
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i)
+      for (int i = 0; i < kRowGroups / 2; ++i)
 #pragma unroll
         for (int n = 0; n < 4; ++n) a[i][n] = rounded(p[2 * i + n % 2][m][n / 2], non_finite);
 #pragma unroll
@@ -239,7 +242,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
         const float* const at = v + 8 * m * Tile::kStride + 8 * j;
         const auto b0 = rounded(at[0], non_finite), b1 = rounded(at[Tile::kStride], non_finite);
 #pragma unroll
-        for (int i = 0; i < kSlots / 2; ++i) multiply_8(o[2 * i][j], o[2 * i + 1][j], a[i], b0, b1);
+        for (int i = 0; i < kRowGroups / 2; ++i) multiply_8(o[2 * i][j], o[2 * i + 1][j], a[i], b0, b1);
       }
     }
   }

@@ -3,7 +3,7 @@
 // A thread block takes kRows queries of one head and walks the plan's runs of key blocks, kKeys keys at a time:
 //   S = Q K^T (products.cuh), then score_mod (scale, soft cap, bias, ALiBi); mask words hide pairs in partial tiles;
 //   P by the online softmax (Milakov and Gimelshein 2018);  O += P V.
-// Each warp owns 8 kSlots rows, with S, P and O in registers and nothing exchanged between warps. Shared memory holds Q
+// Each warp owns 8 kRowGroups rows, with S, P and O in registers and nothing exchanged between warps. Shared memory holds Q
 // and one tile each of K and V, padded or swizzled without bank conflicts. V is loaded during Q K^T, the next K during
 // the softmax and P V. Bound by the tensor cores, and by the exponentials at small head sizes. A row's arithmetic
 // depends on its own block only, so results have the same bits in every run and batch.
@@ -25,7 +25,7 @@ class ForwardBlock {
   using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using T = typename Products::Number;
   using Shared = ForwardShared<E, T, Sizes, kGeneral>;
-  static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
+  static constexpr int kRowGroups = Sizes::kRowGroups, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
   static constexpr int kValueTiles = Sizes::kValues / 8, kThreads = Sizes::kThreads;
 
   __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, Shared& shared) : args_(args), shared_(shared) {
@@ -88,7 +88,7 @@ class ForwardBlock {
                                                                                          shared_.k_not_finite);
       load_values(walk);
       copies_commit();
-      T s[kSlots][kKeyTiles][2];
+      T s[kRowGroups][kKeyTiles][2];
       Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k, non_finite);
       if (non_finite && !Products::exact_infinities)
         recompute_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
@@ -151,7 +151,7 @@ class ForwardBlock {
   };
 
   /// The row of the query block that slot i of this lane holds.
-  __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kSlots>(i); }
+  __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kRowGroups>(i); }
 
   template <class Pointer>
   __device__ __forceinline__ static auto data_of(const Rows& rows, std::int64_t b, std::int64_t h, Pointer) {
@@ -212,19 +212,19 @@ class ForwardBlock {
                                                      args_.d_v - shared_.task.first_value, walk);
   }
 
-  __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
+  __device__ __forceinline__ void hide(T (&s)[kRowGroups][kKeyTiles][2], int first_key) const {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) hide_pairs(s[i], shared_.words[row_of(i)] >> first_key);
+    for (int i = 0; i < kRowGroups; ++i) hide_pairs(s[i], shared_.words[row_of(i)] >> first_key);
   }
 
   /// From products to scores.
-  __device__ __forceinline__ void finish_scores(T (&s)[kSlots][kKeyTiles][2]) const {
+  __device__ __forceinline__ void finish_scores(T (&s)[kRowGroups][kKeyTiles][2]) const {
     if constexpr (kGeneral) {
       const auto& extras = shared_.extras;
       const ScoreTerms<T> terms(args_, shared_.task.b, shared_.task.h);
       T derivative;
 #pragma unroll 1  // the code of one slot is long enough
-      for (int i = 0; i < kSlots; ++i) {
+      for (int i = 0; i < kRowGroups; ++i) {
         const int row = row_of(i);
 #pragma unroll
         for (int j = 0; j < kKeyTiles; ++j)
@@ -241,7 +241,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ void clear(bool halved) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       rows_.shift[i] = halved ? quad_largest(rows_.largest[i]) : -infinity<T>();
       rows_.largest[i] = -infinity<T>(), rows_.sum[i] = 0;
 #pragma unroll
@@ -251,9 +251,9 @@ class ForwardBlock {
 
   /// Scales P to sum to a half. (A shift above lse would do the same, but for large scores the next larger number is
   /// much above it.)
-  __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
+  __device__ __forceinline__ void halve(T (&p)[kRowGroups][kKeyTiles][2]) const {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       const T weight = shared_.weights[row_of(i)];
 #pragma unroll
       for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight;
@@ -264,7 +264,7 @@ class ForwardBlock {
   __device__ __forceinline__ bool overflowed() const {
     bool any = false;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       T zero = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
@@ -277,7 +277,7 @@ class ForwardBlock {
   __device__ __forceinline__ bool finite() const {
     T zero = 0;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       zero += T(0) * rows_.sum[i];
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
@@ -286,8 +286,8 @@ class ForwardBlock {
   }
 
   /// O += P V for the rows of V that were left out of the product, for the queries that see them.
-  __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], std::int32_t block, int first,
-                                                    bool partial) {
+  __device__ __forceinline__ void add_hidden_values(const T (&p)[kRowGroups][kKeyTiles][2], std::int32_t block,
+                                                    int first, bool partial) {
     const auto places = key_rows(block, first);
     const auto sees = [&](int i, int key) { return !partial || shared_.words[row_of(i)] >> (first + key) & 1; };
     const auto row_at = [&](int key) {
@@ -308,7 +308,7 @@ class ForwardBlock {
   __device__ __forceinline__ void store() {
     E* const rows = shared_.q;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       T largest = quad_largest(rows_.largest[i]), sum = quad_sum(rows_.sum[i]);
       T factor = 1, change = 1;  // change: of the sink
       if (sum != T(0) && rows_.shift[i] != largest) factor = exp((rows_.shift[i] - largest) * scale()), sum *= factor;
@@ -346,16 +346,18 @@ class ForwardBlock {
     const int channels = args_.d_v - shared_.task.first_value;
     int first;
     if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
-      store_plain_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
+      store_plain_rows<8 * kRowGroups, Sizes::kValues, Shared::ResultTile::kStride>(
           from, out + (first + first_row) * args_.out.sequence[2], args_.out.sequence[2]);
     } else {
-      store_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
+      store_rows<8 * kRowGroups, Sizes::kValues, Shared::ResultTile::kStride>(
           from, args_.out, out, PartRows{args_, shared_.task}, first_row, channels);
     }
   }
 
   /// The first row that this warp stores.
-  __device__ __forceinline__ static int own_first_row() { return static_cast<int>(threadIdx.x / 32 * (8 * kSlots)); }
+  __device__ __forceinline__ static int own_first_row() {
+    return static_cast<int>(threadIdx.x / 32 * (8 * kRowGroups));
+  }
   /// Of this head, from the thread block's first channel on.
   __device__ __forceinline__ E* out_data() const {
     return data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
@@ -365,7 +367,7 @@ class ForwardBlock {
   /// Stores the results of a pass whose P sums to a half, only where the pass before overflowed.
   __device__ __forceinline__ void replace_results() {
 #pragma unroll 1
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
@@ -376,7 +378,7 @@ class ForwardBlock {
     }
     __syncthreads();
     const int first_row = own_first_row();
-    replace_not_finite<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride, T>(
+    replace_not_finite<8 * kRowGroups, Sizes::kValues, Shared::ResultTile::kStride, T>(
         shared_.q + Shared::ResultTile::at(first_row, 0), args_.out, out_data(), PartRows{args_, shared_.task},
         first_row, args_.d_v - shared_.task.first_value);
   }
@@ -396,8 +398,8 @@ class ForwardBlock {
 
   const ForwardArgs& args_;
   Shared& shared_;
-  OnlineSoftmax<E, T, kSlots> rows_;
-  T o_[kSlots][kValueTiles][2];
+  OnlineSoftmax<E, T, kRowGroups> rows_;
+  T o_[kRowGroups][kValueTiles][2];
 };
 
 }  // namespace anyflash::cuda

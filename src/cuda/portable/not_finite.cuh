@@ -1,6 +1,6 @@
 // The non-finite fallback, for which the code sets `non_finite`. A product P V over a whole tile turns a hidden V that
 // is not finite into NaN, since its P is 0. So rows of V with a NaN or an infinity are left out of the product, and
-// added only to the rows that see them. Numbers too large for split bfloat16 (pieces.cuh) are handled alike: sums of
+// added only to the rows that see them. Numbers too large for split bfloat16 (split_bf16.cuh) are handled alike: sums of
 // products of two numbers below 2^44 do not overflow.
 #pragma once
 
@@ -80,12 +80,12 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
 
 /// Recomputes products that are NaN or belong to rows that are not finite, with IEEE arithmetic. x, y: the tiles;
 /// y_not_finite: rows of y.
-template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
-__device__ __forceinline__ void recompute_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
+template <class Products, class XTile, class YTile, int kDepth, int kRowGroups, int kTiles, class T, class E>
+__device__ __forceinline__ void recompute_scores(T (&s)[kRowGroups][kTiles][2], const E* x, const E* y,
                                                  unsigned long long y_not_finite) {
 #pragma unroll 1
-  for (int i = 0; i < kSlots; ++i) {
-    const int own = Products::template row_of<kSlots>(i);
+  for (int i = 0; i < kRowGroups; ++i) {
+    const int own = Products::template row_of<kRowGroups>(i);
     const auto of_x = [&](int c) { return static_cast<T>(x[XTile::at(own, c)]); };
     bool bad = false;
 #pragma unroll 4
@@ -110,22 +110,22 @@ __device__ __forceinline__ void recompute_scores(T (&s)[kSlots][kTiles][2], cons
 
 /// o += p V for the rows of V that were left out. sees(i, row): does slot i see it? row_at(row): the row's offset.
 /// value(begin, channel): its number in that channel.
-template <class T, int kSlots, int kKeyTiles, int kTiles, class Sees, class RowAt, class Value>
-__device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
+template <class T, int kRowGroups, int kKeyTiles, int kTiles, class Sees, class RowAt, class Value>
+__device__ __forceinline__ void add_not_finite(T (&o)[kRowGroups][kTiles][2], const T (&p)[kRowGroups][kKeyTiles][2],
                                                unsigned long long left_out, const Sees& sees, const RowAt& row_at,
                                                const Value& value) {
-  T local[kSlots][2 * kKeyTiles];  // in local memory, since the rows are taken one by one
+  T local[kRowGroups][2 * kKeyTiles];  // in local memory, since the rows are taken one by one
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i)
+  for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
     for (int n = 0; n < 2 * kKeyTiles; ++n) local[i][n] = p[i][n / 2][n % 2];
-  unsigned long long seen[kSlots]{}, shown = 0;
+  unsigned long long seen[kRowGroups]{}, shown = 0;
 #pragma unroll 1
   for (auto left = left_out; left != 0; left &= left - 1) {
     const int row = rules::lowest_bit(left);
     bool any = false;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       const bool sees_it = sees(i, row);
       seen[i] |= static_cast<unsigned long long>(sees_it) << row;
       any |= sees_it;
@@ -134,14 +134,14 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
   }
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    T sum[kSlots][2]{};  // as a separate sum: one chain over all keys would lose more accuracy
+    T sum[kRowGroups][2]{};  // as a separate sum: one chain over all keys would lose more accuracy
 #pragma unroll 1
     for (auto left = shown; left != 0; left &= left - 1) {
       const int row = rules::lowest_bit(left), channel = 8 * j + 2 * (lane_number() % 4);
       const auto begin = row_at(row);
       const T x[2] = {value(begin, channel), value(begin, channel + 1)};
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
+      for (int i = 0; i < kRowGroups; ++i) {
         const T weight = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
         if (!(seen[i] >> row & 1)) continue;
 #pragma unroll
@@ -149,7 +149,7 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
       }
     }
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+    for (int i = 0; i < kRowGroups; ++i)
       if (seen[i]) o[i][j][0] += sum[i][0], o[i][j][1] += sum[i][1];
   }
 }

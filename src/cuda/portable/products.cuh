@@ -6,7 +6,7 @@
 //   alignment                 of tiles, in bytes
 //   swaps                     whether kSwapped makes a difference
 //   exact_infinities          false if an infinite operand may give NaN (the non-finite fallback then corrects it)
-//   row_of<kSlots>(i)         the row that slot i of a lane holds
+//   row_of<kRowGroups>(i)         the row that slot i of a lane holds
 //   show()                    called by every thread between its copies to shared memory and the barrier
 //   scores<kRows, kDepth, kSwapped>(s, q, k)   s = Q K^T, Q having kRows rows; kSwapped: `q` are keys, `k` queries,
 //                             and s is the transpose of the unswapped result, to the bit
@@ -32,11 +32,13 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
   static constexpr int chain = 128;
 #endif
 
-  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k, bool = false) {
+  template <int kRows, int kDepth, bool kSwapped = false, int kRowGroups, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kRowGroups][kTiles][2], const E* q, const E* k,
+                                                bool = false) {
     constexpr int q_stride = WarpProducts<E, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
-    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
-    static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && (kDepth < chain || kDepth % chain == 0));
+    q += threadIdx.x / 32 * (8 * kRowGroups) * q_stride;
+    static_assert(kRowGroups % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 &&
+                  (kDepth < chain || kDepth % chain == 0));
     const unsigned lane = lane_number();
     q += lane % 16 * q_stride + lane / 16 * 8;
     k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 8;
@@ -44,21 +46,21 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
     add_products < kDepth<chain ? kDepth : chain>(s, q, q_stride, k, k_stride);
 #pragma unroll
     for (int c = chain; c < kDepth; c += chain) {
-      float rest[kSlots][kTiles][2];
+      float rest[kRowGroups][kTiles][2];
       clear(rest);
       add_products<chain>(rest, q + c, q_stride, k + c, k_stride);
       add(s, rest);
     }
   }
 
-  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const E* v, bool = false) {
+  template <class Tile, int kRowGroups, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kRowGroups][kTiles][2],
+                                                const float (&p)[kRowGroups][kKeyTiles][2], const E* v, bool = false) {
     constexpr int v_stride = Tile::kStride;
-    static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
+    static_assert(kRowGroups % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
     const unsigned lane = lane_number();
     v += lane % 16 * v_stride + lane / 16 * 8;
-    std::uint32_t a[kSlots / 2][4], b[3][4];
+    std::uint32_t a[kRowGroups / 2][4], b[3][4];
     constexpr int kSteps = kKeyTiles / 2 * (kTiles / 2);
     const auto load_b = [&](int step) {
       load_matrices_transposed(b[step % 3], v + 16 * (step / (kTiles / 2)) * v_stride + 16 * (step % (kTiles / 2)));
@@ -71,12 +73,12 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
       if (step + 2 < kSteps) load_b(step + 2);
       if (j == 0) {
 #pragma unroll
-        for (int i = 0; i < kSlots / 2; ++i)
+        for (int i = 0; i < kRowGroups / 2; ++i)
 #pragma unroll
           for (int n = 0; n < 4; ++n) a[i][n] = packed(p[2 * i + n % 2][key + n / 2]);
       }
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i) {
+      for (int i = 0; i < kRowGroups / 2; ++i) {
         multiply_16(o[2 * i][j], o[2 * i + 1][j], a[i], b[step % 3][0], b[step % 3][1], E());
         multiply_16(o[2 * i][j + 1], o[2 * i + 1][j + 1], a[i], b[step % 3][2], b[step % 3][3], E());
       }
@@ -86,13 +88,13 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
  private:
   /// s += the products over kDepth channels; q and k: this lane's rows. Fragments are loaded two steps before they are
   /// used, because a load takes longer than one step's products.
-  template <int kDepth, int kSlots, int kTiles>
-  __device__ __forceinline__ static void add_products(float (&s)[kSlots][kTiles][2], const E* q, int q_stride,
+  template <int kDepth, int kRowGroups, int kTiles>
+  __device__ __forceinline__ static void add_products(float (&s)[kRowGroups][kTiles][2], const E* q, int q_stride,
                                                       const E* k, int k_stride) {
-    std::uint32_t a[2][kSlots / 2][4], b[3][4];
+    std::uint32_t a[2][kRowGroups / 2][4], b[3][4];
     const auto load_a = [&](int c) {
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i) load_matrices(a[c / 16 % 2][i], q + 16 * i * q_stride + c);
+      for (int i = 0; i < kRowGroups / 2; ++i) load_matrices(a[c / 16 % 2][i], q + 16 * i * q_stride + c);
     };
     constexpr int kSteps = kDepth / 16 * (kTiles / 2);
     const auto load_b = [&](int step) {
@@ -107,7 +109,7 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
       if (j == 0 && c + 16 < kDepth) load_a(c + 16);
       if (step + 2 < kSteps) load_b(step + 2);
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i) {
+      for (int i = 0; i < kRowGroups / 2; ++i) {
         multiply_16(s[2 * i][j], s[2 * i + 1][j], a[c / 16 % 2][i], b[step % 3][0], b[step % 3][1], E());
         multiply_16(s[2 * i][j + 1], s[2 * i + 1][j + 1], a[c / 16 % 2][i], b[step % 3][2], b[step % 3][3], E());
       }
@@ -124,22 +126,22 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
   using Number = double;
   static constexpr bool exact_infinities = true, swaps = false;
 
-  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k,
+  template <int kRows, int kDepth, bool kSwapped = false, int kRowGroups, int kTiles>
+  __device__ __forceinline__ static void scores(double (&s)[kRowGroups][kTiles][2], const double* q, const double* k,
                                                 bool = false) {
     constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride,
                   k_stride = q_stride;
-    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
+    q += threadIdx.x / 32 * (8 * kRowGroups) * q_stride;
     const unsigned lane = lane_number();
     q += lane / 4 * q_stride + lane % 4;
     k += lane / 4 * k_stride + lane % 4;
     clear(s);
-    if constexpr (wide && kSlots % 2 == 0) {
+    if constexpr (wide && kRowGroups % 2 == 0) {
 #pragma unroll 2
       for (int c = 0; c < kDepth; c += 16) {
-        double a[kSlots / 2][8];
+        double a[kRowGroups / 2][8];
 #pragma unroll
-        for (int i = 0; i < kSlots / 2; ++i)
+        for (int i = 0; i < kRowGroups / 2; ++i)
 #pragma unroll
           for (int n = 0; n < 8; ++n) a[i][n] = q[(16 * i + n % 2 * 8) * q_stride + c + n / 2 * 4];
 #pragma unroll
@@ -148,32 +150,33 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
 #pragma unroll
           for (int n = 0; n < 4; ++n) b[n] = k[8 * j * k_stride + c + 4 * n];
 #pragma unroll
-          for (int i = 0; i < kSlots / 2; ++i) multiply_64(s[2 * i][j], s[2 * i + 1][j], a[i], b);
+          for (int i = 0; i < kRowGroups / 2; ++i) multiply_64(s[2 * i][j], s[2 * i + 1][j], a[i], b);
         }
       }
     } else {
 #pragma unroll 4
       for (int c = 0; c < kDepth; c += 4) {
-        double a[kSlots];
+        double a[kRowGroups];
 #pragma unroll
-        for (int i = 0; i < kSlots; ++i) a[i] = q[8 * i * q_stride + c];
+        for (int i = 0; i < kRowGroups; ++i) a[i] = q[8 * i * q_stride + c];
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           const double b = k[8 * j * k_stride + c];
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) multiply_64(s[i][j], a[i], b);
+          for (int i = 0; i < kRowGroups; ++i) multiply_64(s[i][j], a[i], b);
         }
       }
     }
   }
 
-  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2], const double (&p)[kSlots][kKeyTiles][2],
-                                                const double* v, bool = false) {
+  template <class Tile, int kRowGroups, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(double (&o)[kRowGroups][kTiles][2],
+                                                const double (&p)[kRowGroups][kKeyTiles][2], const double* v,
+                                                bool = false) {
     constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * v_stride + lane / 4;  // column 4n + t of A is key 2t + n % 2 of tile n / 2
-    if constexpr (wide && kSlots % 2 == 0 && kKeyTiles % 2 == 0) {
+    if constexpr (wide && kRowGroups % 2 == 0 && kKeyTiles % 2 == 0) {
 #pragma unroll
       for (int key = 0; key < kKeyTiles; key += 2)
 #pragma unroll
@@ -182,7 +185,7 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
 #pragma unroll
           for (int n = 0; n < 4; ++n) b[n] = v[(8 * (key + n / 2) + n % 2) * v_stride + 8 * j];
 #pragma unroll
-          for (int i = 0; i < kSlots / 2; ++i) {
+          for (int i = 0; i < kRowGroups / 2; ++i) {
             double a[8];
 #pragma unroll
             for (int n = 0; n < 8; ++n) a[n] = p[2 * i + n % 2][key + n / 4][n / 2 % 2];
@@ -198,7 +201,7 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
           for (int j = 0; j < kTiles; ++j) {
             const double b = v[(8 * key + e) * v_stride + 8 * j];
 #pragma unroll
-            for (int i = 0; i < kSlots; ++i) multiply_64(o[i][j], p[i][key][e], b);
+            for (int i = 0; i < kRowGroups; ++i) multiply_64(o[i][j], p[i][key][e], b);
           }
     }
   }
@@ -219,53 +222,53 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   using Number = T;
   static constexpr bool exact_infinities = true, swaps = false;
 
-  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k, bool = false) {
+  template <int kRows, int kDepth, bool kSwapped = false, int kRowGroups, int kTiles>
+  __device__ __forceinline__ static void scores(T (&s)[kRowGroups][kTiles][2], const E* q, const E* k, bool = false) {
     constexpr int q_stride = WarpProducts < E, sizeof(E) == 8 ? 32 : 16,
                   16 > ::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
-    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
+    q += threadIdx.x / 32 * (8 * kRowGroups) * q_stride;
     const unsigned lane = lane_number();
     q += lane / 4 * q_stride;
     k += 2 * (lane % 4) * k_stride;
     clear(s);
 #pragma unroll 2
     for (int c = 0; c < kDepth; ++c) {
-      T a[kSlots];
+      T a[kRowGroups];
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) a[i] = static_cast<T>(q[8 * i * q_stride + c]);
+      for (int i = 0; i < kRowGroups; ++i) a[i] = static_cast<T>(q[8 * i * q_stride + c]);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const T b = static_cast<T>(k[(8 * j + e) * k_stride + c]);
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) s[i][j][e] += a[i] * b;
+          for (int i = 0; i < kRowGroups; ++i) s[i][j][e] += a[i] * b;
         }
     }
   }
 
   /// Sums each tile separately first: one chain over all keys loses more accuracy than tensor cores do.
-  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
+  template <class Tile, int kRowGroups, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(T (&o)[kRowGroups][kTiles][2], const T (&p)[kRowGroups][kKeyTiles][2],
                                                 const E* v, bool = false) {
     constexpr int kPart = kTiles < 8 ? kTiles : 8;
     static_assert(kTiles % kPart == 0);
 #pragma unroll
     for (int j = 0; j < kTiles; j += kPart) {
-      T sum[kSlots][kPart][2];
+      T sum[kRowGroups][kPart][2];
       clear(sum);
       add_values<Tile>(sum, p, v + 8 * j);
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i)
+      for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
         for (int n = 0; n < 2 * kPart; ++n) o[i][j + n / 2][n % 2] += sum[i][n / 2][n % 2];
     }
   }
 
  private:
-  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void add_values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
-                                                    const E* v) {
+  template <class Tile, int kRowGroups, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void add_values(T (&o)[kRowGroups][kTiles][2],
+                                                    const T (&p)[kRowGroups][kKeyTiles][2], const E* v) {
     constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4);
@@ -275,9 +278,9 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
       for (int e = 0; e < 2; ++e)
 #pragma unroll 1
         for (int t = 0; t < 4; ++t) {
-          T a[kSlots];
+          T a[kRowGroups];
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) a[i] = __shfl_sync(0xffffffffu, p[i][tile][e], (lane & ~3u) | t);
+          for (int i = 0; i < kRowGroups; ++i) a[i] = __shfl_sync(0xffffffffu, p[i][tile][e], (lane & ~3u) | t);
           const E* const row = v + (8 * tile + 2 * t + e) * v_stride;
 #pragma unroll
           for (int j = 0; j < kTiles; ++j)
@@ -285,7 +288,7 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
             for (int n = 0; n < 2; ++n) {
               const T b = static_cast<T>(row[8 * j + n]);
 #pragma unroll
-              for (int i = 0; i < kSlots; ++i) o[i][j][n] += a[i] * b;
+              for (int i = 0; i < kRowGroups; ++i) o[i][j][n] += a[i] * b;
             }
         }
   }
@@ -305,7 +308,7 @@ struct ProductsOf<__nv_bfloat16> {
 };
 template <>
 struct ProductsOf<float> {
-  using type = PieceProducts;
+  using type = SplitProducts;
 };
 template <>
 struct ProductsOf<float, true> {

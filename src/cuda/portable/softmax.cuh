@@ -40,21 +40,21 @@ __device__ __forceinline__ void hide_pairs(T (&s)[kTiles][2], rules::Word word) 
 }
 
 /// E: the type of the call. T: the computation's type.
-template <class E, class T, int kSlots>
+template <class E, class T, int kRowGroups>
 struct OnlineSoftmax {
-  T shift[kSlots];                 ///< what is subtracted from a row's scores
-  T largest[kSlots], sum[kSlots];  ///< over this lane's keys only
+  T shift[kRowGroups];                     ///< what is subtracted from a row's scores
+  T largest[kRowGroups], sum[kRowGroups];  ///< over this lane's keys only
 
   /// s becomes P; adds it to the rows' sums. The shift, which is subtracted from a row's scores, is their maximum so
   /// far or less by at most terms.lag(): most tiles then need no maximum across lanes. o: the sums of P V, which are
   /// rescaled where the shift rises. terms.scale(): of scores; terms.unit(): the scale in the units of `exponential`.
   template <class Terms, int kKeyTiles, int kValueTiles>
-  __device__ __forceinline__ void step(T (&s)[kSlots][kKeyTiles][2], T (&o)[kSlots][kValueTiles][2],
+  __device__ __forceinline__ void step(T (&s)[kRowGroups][kKeyTiles][2], T (&o)[kRowGroups][kValueTiles][2],
                                        const Terms& terms) {
-    T highest[kSlots];
+    T highest[kRowGroups];
     bool high = false;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       highest[i] = s[i][0][0];
 #pragma unroll
       for (int n = 1; n < 2 * kKeyTiles; ++n) highest[i] = larger_of(highest[i], s[i][n / 2][n % 2]);
@@ -63,7 +63,7 @@ struct OnlineSoftmax {
     }
     if (__any_sync(0xffffffffu, high)) raise(highest, o, terms);
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
       const T subtracted = shift[i] == -infinity<T>() ? T(0) : shift[i];
       T added[2] = {};  // of this tile only: long sums of small numbers then lose less accuracy
@@ -94,10 +94,10 @@ struct OnlineSoftmax {
   /// Gives rows whose scores exceed their shift by more than the lag a new shift, whatever the other rows of the warp
   /// do.
   template <class Terms, int kValueTiles>
-  __device__ __forceinline__ void raise(const T (&highest)[kSlots], T (&o)[kSlots][kValueTiles][2],
+  __device__ __forceinline__ void raise(const T (&highest)[kRowGroups], T (&o)[kRowGroups][kValueTiles][2],
                                         const Terms& terms) {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < kRowGroups; ++i) {
       const T tile = quad_largest(highest[i]);
       const bool rise = tile > shift[i] + terms.lag();
       const T factor = rise && shift[i] != -infinity<T>() ? exp((shift[i] - tile) * terms.scale()) : T(1);

@@ -12,7 +12,7 @@ namespace anyflash::cuda {
 
 template <int slots, int warps, int keys, int d, int values, int blocks_per_multiprocessor = 1, bool tf32 = false>
 struct TileSizes {
-  static constexpr int kSlots = slots, kWarps = warps, kKeys = keys, kDepth = d, kValues = values;
+  static constexpr int kRowGroups = slots, kWarps = warps, kKeys = keys, kDepth = d, kValues = values;
   static constexpr int kRows = 8 * slots * warps, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
   static constexpr bool kTf32 = tf32;

@@ -5,37 +5,37 @@
 
 namespace anyflash::cuda {
 
-template <class T, int kSlots, int kTiles>
-__device__ __forceinline__ void clear(T (&x)[kSlots][kTiles][2]) {
+template <class T, int kRowGroups, int kTiles>
+__device__ __forceinline__ void clear(T (&x)[kRowGroups][kTiles][2]) {
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i)
+  for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) x[i][j][0] = x[i][j][1] = 0;
 }
-template <class T, int kSlots, int kTiles>
-__device__ __forceinline__ void copy(T (&to)[kSlots][kTiles][2], const T (&x)[kSlots][kTiles][2]) {
+template <class T, int kRowGroups, int kTiles>
+__device__ __forceinline__ void copy(T (&to)[kRowGroups][kTiles][2], const T (&x)[kRowGroups][kTiles][2]) {
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i)
+  for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) to[i][j][0] = x[i][j][0], to[i][j][1] = x[i][j][1];
 }
-template <class T, int kSlots, int kTiles>
-__device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSlots][kTiles][2]) {
+template <class T, int kRowGroups, int kTiles>
+__device__ __forceinline__ void add(T (&to)[kRowGroups][kTiles][2], const T (&x)[kRowGroups][kTiles][2]) {
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i)
+  for (int i = 0; i < kRowGroups; ++i)
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
 }
 
 /// Rotates the slots by one. This way loops over slots need not be unrolled, although registers cannot be indexed.
-template <class T, int kSlots, int kTiles>
-__device__ __forceinline__ void rotate_slots(T (&x)[kSlots][kTiles][2]) {
+template <class T, int kRowGroups, int kTiles>
+__device__ __forceinline__ void rotate_slots(T (&x)[kRowGroups][kTiles][2]) {
 #pragma unroll
   for (int n = 0; n < 2 * kTiles; ++n) {
     const T first = x[0][n / 2][n % 2];
 #pragma unroll
-    for (int i = 1; i < kSlots; ++i) x[i - 1][n / 2][n % 2] = x[i][n / 2][n % 2];
-    x[kSlots - 1][n / 2][n % 2] = first;
+    for (int i = 1; i < kRowGroups; ++i) x[i - 1][n / 2][n % 2] = x[i][n / 2][n % 2];
+    x[kRowGroups - 1][n / 2][n % 2] = first;
   }
 }
 
@@ -56,9 +56,9 @@ struct WarpProducts {
   template <int kRows, int kWidth>
   using ValueTile = PaddedTile<E, kRows, kWidth, value_pad>;
 
-  template <int kSlots>
+  template <int kRowGroups>
   __device__ __forceinline__ static int row_of(int slot) {
-    return threadIdx.x / 32 * (8 * kSlots) + 8 * slot + threadIdx.x % 32 / 4;
+    return threadIdx.x / 32 * (8 * kRowGroups) + 8 * slot + threadIdx.x % 32 / 4;
   }
   __device__ __forceinline__ static void show() {}
 };

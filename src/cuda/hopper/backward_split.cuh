@@ -1,26 +1,26 @@
-// The backward pass on Hopper (sm_90a) for split-bfloat16 float32 (common/pieces.cuh) and head sizes up to 64;
+// The backward pass on Hopper (sm_90a) for split-bfloat16 float32 (common/split_bf16.cuh) and head sizes up to 64;
 // backward.cuh describes the algorithm.
 //
 // A thread block takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
 // query blocks that see it on its own. It computes all of S^T, dP^T, dV, dK, and its part of dQ, which is added to
 // float32 sums in global memory, in no fixed order. P^T is an operand from registers; dS^T goes through shared memory
-// as bfloat16 terms, since dQ needs it transposed. Sums leave the tensor cores after each tile (pieces.cuh). One warp
+// as bfloat16 terms, since dQ needs it transposed. Sums leave the tensor cores after each tile (split_bf16.cuh). One warp
 // loads: Q two tiles ahead, and dO, which is used for less of a tile's time, one. Bound by the tensor cores, six
 // products for one (three with two terms).
 //
-// The terms of q, k, v, dout and P are scaled by 2^16 (pieces.h), hence dP, delta and dV by 2^32, dQ and dK by 2^48.
+// The terms of q, k, v, dout and P are scaled by 2^16 (split_bf16.h), hence dP, delta and dV by 2^32, dQ and dK by 2^48.
 #pragma once
 
-#include "cuda/hopper/backward_piece_products.cuh"
+#include "cuda/hopper/backward_split_products.cuh"
 #include "cuda/hopper/backward_task.cuh"
 
 namespace anyflash::cuda {
 
-template <int pieces>
-struct PieceBackwardShared {
-  using PieceTile = cuda::PieceTile<pieces>;
-  PieceTile k[2], v[2], q[2], dout;
-  PieceTile ds[2];  ///< dS^T of each warpgroup
+template <int bf16_terms>
+struct SplitBackwardShared {
+  using SplitTile = cuda::SplitTile<bf16_terms>;
+  SplitTile k[2], v[2], q[2], dout;
+  SplitTile ds[2];  ///< dS^T of each warpgroup
   alignas(16) float lse[2][64], delta[2][64], dlse[2][64];
   Word words[2][2][64];     ///< by stage and warpgroup
   std::int32_t tile[2];     ///< its query block among those of all heads; -1 after the last
@@ -35,11 +35,11 @@ struct PieceBackwardShared {
   }
 };
 
-template <int pieces>  // bfloat16 terms of a number
-class PieceBackwardBlock : PieceTiles<pieces>,
-                           public BackwardTask<GroupBackwardArgs, PieceBackwardShared<pieces>, 2, 232, 40> {
+template <int bf16_terms>  // bfloat16 terms of a number
+class SplitBackwardBlock : SplitTiles<bf16_terms>,
+                           public BackwardTask<GroupBackwardArgs, SplitBackwardShared<bf16_terms>, 2, 232, 40> {
  public:
-  using Task = BackwardTask<GroupBackwardArgs, PieceBackwardShared<pieces>, 2, 232, 40>;
+  using Task = BackwardTask<GroupBackwardArgs, SplitBackwardShared<bf16_terms>, 2, 232, 40>;
   using Task::Task;
 
   __device__ __forceinline__ void run() { this->load_and_compute(*this); }
@@ -47,11 +47,11 @@ class PieceBackwardBlock : PieceTiles<pieces>,
  private:
   friend Task;
   using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
-  using Products = PieceTiles<pieces>;
+  using Products = SplitTiles<bf16_terms>;
   using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
       Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
       Products::store_gradient;
-  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
+  using typename Products::SplitTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
@@ -62,7 +62,7 @@ class PieceBackwardBlock : PieceTiles<pieces>,
     const bool leads = lane_number() == 0;
     const auto& keys_side = args_.sides[keys];
     if (leads) {
-      shared_.keys.arrive_and_expect(4 * PieceTile::kBytes);
+      shared_.keys.arrive_and_expect(4 * SplitTile::kBytes);
       for (int w = 0; w < 2; ++w) {
         const auto block = (b_ * keys_side.heads + key_head_) * keys_side.blocks +
                            min(first_block_ + w, keys_side.blocks - 1);  // a block that does not exist is not visited
@@ -87,7 +87,7 @@ class PieceBackwardBlock : PieceTiles<pieces>,
         shared_.queries_empty[stage].wait(count / 2 % 2 ^ 1);
         if (leads) {
           shared_.tile[stage] = tile, shared_.visits[stage] = seen | partial << 8;
-          full.arrive_and_expect(PieceTile::kBytes + (args_.has_dlse ? 3 : 2) * 256 + __popc(partial) * 512);
+          full.arrive_and_expect(SplitTile::kBytes + (args_.has_dlse ? 3 : 2) * 256 + __popc(partial) * 512);
           copy(shared_.q[stage], queries, 0, tile, full);
           copy_bytes(shared_.lse[stage], args_.lse + std::int64_t{tile} * 64, 256, full);
           copy_bytes(shared_.delta[stage], args_.delta + std::int64_t{tile} * 64, 256, full);
@@ -99,7 +99,7 @@ class PieceBackwardBlock : PieceTiles<pieces>,
                      at < 0 ? args_.words + std::int64_t{~at} * 64 : list.words + std::int64_t{at} * 64, 512, full);
         shared_.dout_empty.wait(count % 2 ^ 1);
         if (leads) {
-          shared_.dout_full.arrive_and_expect(PieceTile::kBytes);
+          shared_.dout_full.arrive_and_expect(SplitTile::kBytes);
           copy(shared_.dout, queries, 1, tile, shared_.dout_full);
         }
       }
@@ -109,8 +109,8 @@ class PieceBackwardBlock : PieceTiles<pieces>,
   }
 
   /// block: its number among those of all heads.
-  __device__ __forceinline__ void copy(PieceTile& to, Side which, int n, std::int32_t block, Barrier& full) const {
-    copy_bytes(&to, args_.pieces[which][n] + std::int64_t{block} * PieceTile::kBytes, PieceTile::kBytes, full);
+  __device__ __forceinline__ void copy(SplitTile& to, Side which, int n, std::int32_t block, Barrier& full) const {
+    copy_bytes(&to, args_.bf16_terms[which][n] + std::int64_t{block} * SplitTile::kBytes, SplitTile::kBytes, full);
   }
 
   // --- The consumer warpgroups
@@ -120,9 +120,9 @@ class PieceBackwardBlock : PieceTiles<pieces>,
     Tile grad_k, grad_v;
     clear(grad_k);
     clear(grad_v);
-    PieceTile& scores = shared_.ds[group()];
-    const PieceTile& k = shared_.k[group()];
-    const bool far = *args_.terms.any_far != 0;
+    SplitTile& scores = shared_.ds[group()];
+    const SplitTile& k = shared_.k[group()];
+    const bool large_lse = *args_.terms.any_large_lse != 0;
     shared_.keys.wait(0);
     for (unsigned count = 0;; ++count) {
       const unsigned stage = count % 2;
@@ -142,11 +142,11 @@ class PieceBackwardBlock : PieceTiles<pieces>,
         row_products(s, k, shared_.q[stage]);
         shared_.dout_full.wait(count % 2);
         row_products(dp, shared_.v[group()], shared_.dout);
-        products_wait_for<1>();
+        wgmma_wait<1>();
         join(p, s);
-        weigh(p, shared_.lse[stage], rests_of(args_, far, tile, 0),
+        weigh(p, shared_.lse[stage], lse_remainders_of(args_, large_lse, tile, 0),
               visits >> 8 & 1 ? shared_.words[stage][group()] : nullptr, args_.factor);
-        products_wait_for<0>();
+        wgmma_wait<0>();
         join(ds, dp);
       }
       score_gradients(ds, p, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
@@ -154,20 +154,20 @@ class PieceBackwardBlock : PieceTiles<pieces>,
       Weights weights;
       split_operand(weights, ds, 1.0f);
       store_operand(scores, weights);
-      split_operand(weights, p, kPieceScale);
-      show_to_products();
+      split_operand(weights, p, kSplitScale);
+      fence_proxy_async();
       sync_threads<128>(1 + group());
       Sums sums;
       weighted_rows(sums, weights, shared_.dout);
-      products_wait_for<0>();
+      wgmma_wait<0>();
       release(shared_.dout_empty);
       add(grad_v, sums);
       Products::template tile_products<false>(sums, scores, shared_.q[stage]);
-      products_wait_for<0>();
+      wgmma_wait<0>();
       release(shared_.queries_empty[stage]);
       add(grad_k, sums);
       Products::template tile_products<true>(sums, scores, k);
-      products_wait_for<0>();
+      wgmma_wait<0>();
       Tile grad_q;
       join(grad_q, sums);
       add_to_sums(args_.sums + std::int64_t{tile} * 4096, grad_q);

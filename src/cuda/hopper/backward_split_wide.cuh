@@ -1,5 +1,5 @@
-// The backward pass on Hopper (sm_90a) for split-bfloat16 float32 (common/pieces.cuh) and head sizes up to 128.
-// backward.cuh describes the algorithm, backward_pieces.cuh the kernel for up to 64 channels.
+// The backward pass on Hopper (sm_90a) for split-bfloat16 float32 (common/split_bf16.cuh) and head sizes up to 128.
+// backward.cuh describes the algorithm, backward_split.cuh the kernel for up to 64 channels.
 //
 // A thread block takes one key block of a head and walks the query blocks that see it. Two warpgroups divide the
 // products: one computes S^T, P^T and dV, the other dP^T, dS^T and dK. So each has one gradient of 64 keys and 128
@@ -13,19 +13,19 @@
 // (three with two terms), and by the additions to dQ's sums.
 #pragma once
 
-#include "cuda/hopper/backward_piece_products.cuh"
+#include "cuda/hopper/backward_split_products.cuh"
 #include "cuda/hopper/backward_task.cuh"
 
 namespace anyflash::cuda {
 
 /// An index n below means: 0: K and Q, which give S; 1: V and dO, which give dP.
-template <int pieces>
-struct WidePieceBackwardShared {
-  using PieceTile = cuda::PieceTile<pieces>;
-  PieceTile keys[2][2], rows[2][2];  ///< [n][half of the channels]
+template <int bf16_terms>
+struct WideSplitBackwardShared {
+  using SplitTile = cuda::SplitTile<bf16_terms>;
+  SplitTile keys[2][2], rows[2][2];  ///< [n][half of the channels]
   union {
     float weights[8][128][4];  ///< P^T, in the order of a warpgroup's registers
-    PieceTile ds;              ///< dS^T
+    SplitTile ds;              ///< dS^T
   };
   alignas(16) float lse[64], delta[64], dlse[64];
   Word words[64];
@@ -44,11 +44,11 @@ struct WidePieceBackwardShared {
   }
 };
 
-template <int pieces>  // bfloat16 terms of a number
-class WidePieceBackwardBlock : PieceTiles<pieces>,
-                               public BackwardTask<GroupBackwardArgs, WidePieceBackwardShared<pieces>, 1, 232, 40> {
+template <int bf16_terms>  // bfloat16 terms of a number
+class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
+                               public BackwardTask<GroupBackwardArgs, WideSplitBackwardShared<bf16_terms>, 1, 232, 40> {
  public:
-  using Task = BackwardTask<GroupBackwardArgs, WidePieceBackwardShared<pieces>, 1, 232, 40>;
+  using Task = BackwardTask<GroupBackwardArgs, WideSplitBackwardShared<bf16_terms>, 1, 232, 40>;
   using Task::Task;
 
   __device__ __forceinline__ void run() {
@@ -56,21 +56,21 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     __syncthreads();
     const auto warp = uniform(threadIdx.x / 32);
     if (warp >= 8) {
-      give_registers<Task::kLoaderRegisters>();
+      setmaxnreg_dec<Task::kLoaderRegisters>();
       if (warp < 10) load(warp - 8);
     } else {
-      take_registers<Task::kRegisters>();
+      setmaxnreg_inc<Task::kRegisters>();
       compute(warp / 4);
     }
   }
 
  private:
   using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
-  using Products = PieceTiles<pieces>;
+  using Products = SplitTiles<bf16_terms>;
   using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
       Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
       Products::store_gradient;
-  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
+  using typename Products::SplitTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
 
   // --- The producer warps, one for each n
   // ------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     const auto& keys_side = args_.sides[keys];
     if (leads) {
       const auto block = (b_ * keys_side.heads + key_head_) * keys_side.blocks + first_block_;
-      shared_.keys_full[n].arrive_and_expect(2 * PieceTile::kBytes);
+      shared_.keys_full[n].arrive_and_expect(2 * SplitTile::kBytes);
       for (int half = 0; half < 2; ++half)
-        copy(shared_.keys[n][half], args_.pieces[keys][n], block, half, shared_.keys_full[n]);
+        copy(shared_.keys[n][half], args_.bf16_terms[keys][n], block, half, shared_.keys_full[n]);
     }
     unsigned parity = 1;
     for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
@@ -102,8 +102,8 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
             shared_.tile[n] = tile;
             if (n == 0) shared_.partial = is_partial(words[0]);
           }
-          full.arrive_and_expect(PieceTile::kBytes + (half == 0 ? numbers_bytes(n, words[0]) : 0));
-          copy(shared_.rows[n][half], args_.pieces[queries][n], tile, half, full);
+          full.arrive_and_expect(SplitTile::kBytes + (half == 0 ? numbers_bytes(n, words[0]) : 0));
+          copy(shared_.rows[n][half], args_.bf16_terms[queries][n], tile, half, full);
           if (half == 0) load_numbers(n, list, tile, words[0], full);
         }
       }
@@ -113,14 +113,14 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     shared_.tile[n] = -1, shared_.rows_full[n][0].arrive();
   }
 
-  /// block: its number among those of all heads, an image of all channels (pieces.h).
-  __device__ __forceinline__ static void copy(PieceTile& to, const char* images, std::int32_t block, int half,
+  /// block: its number among those of all heads, an image of all channels (split_bf16.h).
+  __device__ __forceinline__ static void copy(SplitTile& to, const char* images, std::int32_t block, int half,
                                               Barrier& full) {
-    constexpr int kBytes = PieceTile::kPieceBytes;
-    const char* const from = images + std::int64_t{block} * (2 * PieceTile::kBytes) + half * kBytes;
+    constexpr int kBytes = SplitTile::kTermBytes;
+    const char* const from = images + std::int64_t{block} * (2 * SplitTile::kBytes) + half * kBytes;
 #pragma unroll
-    for (int n = 0; n < pieces; ++n)
-      copy_bytes(to.numbers + n * PieceTile::kNumbers, from + 2 * n * kBytes, kBytes, full);
+    for (int n = 0; n < bf16_terms; ++n)
+      copy_bytes(to.numbers + n * SplitTile::kNumbers, from + 2 * n * kBytes, kBytes, full);
   }
 
   /// words: as MergedRuns finds them.
@@ -152,7 +152,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     clear(gradient[0]);
     clear(gradient[1]);
     std::int32_t last_tile = -1;
-    const bool far = *args_.terms.any_far != 0;
+    const bool large_lse = *args_.terms.any_large_lse != 0;
     shared_.keys_full[n].wait(0);
     shared_.keys_full[0].wait(0);  // dQ needs K
     for (unsigned parity = 0;; parity ^= 1) {
@@ -164,10 +164,11 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
       last_tile = tile;
       Weights weights;
       if (n == 0) {
-        weigh(x, shared_.lse, rests_of(args_, far, tile, 0), shared_.partial ? shared_.words : nullptr, args_.factor);
+        weigh(x, shared_.lse, lse_remainders_of(args_, large_lse, tile, 0), shared_.partial ? shared_.words : nullptr,
+              args_.factor);
         shared_.ds_empty.wait(parity ^ 1);
         show_weights(x);
-        split_operand(weights, x, kPieceScale);
+        split_operand(weights, x, kSplitScale);
       } else {
         differences(x, shared_.delta, args_.has_dlse ? shared_.dlse : nullptr);
         shared_.weights_full.wait(parity);
@@ -175,7 +176,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
         split_operand(weights, x, 1.0f);
         sync_threads<128>(1);  // all threads have read P
         store_operand(shared_.ds, weights);
-        show_to_products();
+        fence_proxy_async();
         release(shared_.ds_full);
       }
       release(shared_.rows_empty[n][0]);
@@ -185,13 +186,13 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
       for (int half = 0; half < 2; ++half) {
         shared_.rows_full[other][half].wait(parity);
         weighted_rows(sums, weights, shared_.rows[other][half]);
-        products_wait_for<0>();
+        wgmma_wait<0>();
         release(shared_.rows_empty[other][half]);
         add(gradient[half], sums);
       }
       shared_.ds_full.wait(parity);
       Products::template tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
-      products_wait_for<0>();
+      wgmma_wait<0>();
       release(shared_.ds_empty);
       join(query_gradient, sums);
     }
@@ -209,9 +210,9 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     meanwhile();
     shared_.rows_full[n][1].wait(parity);
     row_products(second, shared_.keys[n][1], shared_.rows[n][1]);
-    products_wait_for<1>();
+    wgmma_wait<1>();
     join(x, first);
-    products_wait_for<0>();
+    wgmma_wait<0>();
     add(x, second);
   }
 

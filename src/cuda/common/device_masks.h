@@ -1,4 +1,4 @@
-// Masks whose lengths and tables are in device memory, called late masks in the code: kernels find them in the call, in
+// Masks whose lengths and tables are in device memory: kernels find them in the call, in
 // stream order.
 #pragma once
 
@@ -28,12 +28,12 @@ struct Integers {
 Integers integers_of(const TensorView& view);
 
 /// The documents of one side, as in DocumentSide, but writable.
-struct LateSide {
+struct DeviceMaskSide {
   std::int32_t *segment_of, *document_of;
   rules::Segment* segments;
 };
 
-struct LateArgs {
+struct DeviceMaskArgs {
   rules::Program program;                                                      // of batch entry 0, head 0, and all keys
   std::int64_t batch_stride[rules::max_atoms], head_stride[rules::max_atoms];  // of the atoms' data, in bytes
   Integers key_lengths, cu_seqlens[2];
@@ -47,7 +47,7 @@ struct LateArgs {
   rules::Program* programs;
   std::int64_t* starts[2];
   DeviceRun* runs[2];
-  LateSide documents[2];
+  DeviceMaskSide documents[2];
   rules::Axis* axes;
   /// For each side, the number of tiles numbered so far, as in runs made by the host. Null: tiles are not numbered.
   unsigned long long* numbered;
@@ -56,12 +56,12 @@ struct LateArgs {
 /// The number of partial tiles of a side for whose mask words a call of Hopper's kernels has room; 0: they do not
 /// support such a plan. Lengths hide pairs of only few tiles: where documents or lengths end, and along the edges of a
 /// rule. If there are more such tiles, the portable kernels compute everything.
-std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan);
+std::int64_t device_mask_tiles(const Problem& problem, const ExecutionPlan& plan);
 
 /// The arguments for a call's masks. memory: `bytes` of it, or null if only `bytes` is wanted.
-LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes);
+DeviceMaskArgs device_mask_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes);
 
 /// Queues the kernels that find the masks.
-void find_late_masks(const LateArgs& args, cudaStream_t stream);
+void find_device_masks(const DeviceMaskArgs& args, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

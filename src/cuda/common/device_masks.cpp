@@ -1,4 +1,4 @@
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ void find_strides(const Problem& problem, std::int64_t b, std::int64_t h, std::i
 }
 
 /// The tables of cumulative lengths, the call's or the rule's.
-void take_documents(const Problem& problem, LateArgs& args, MemoryParts& memory) {
+void take_documents(const Problem& problem, DeviceMaskArgs& args, MemoryParts& memory) {
   const auto [q, k] = rules::packed_lengths(rules::with_lengths(problem.rule, planning::shapes_of(problem)));
   args.cu_seqlens[0] = integers_of(q), args.cu_seqlens[1] = integers_of(k);
   const auto segments = q.shape[0] - 1 + 2;  // two more segments: entries behind the last document, on either side
@@ -51,8 +51,8 @@ Integers integers_of(const TensorView& view) {
   return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
 }
 
-std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan) {
-  if (!plan.late || element_size(problem.type) != 2 || !has_groups(problem.device)) return 0;
+std::int64_t device_mask_tiles(const Problem& problem, const ExecutionPlan& plan) {
+  if (!plan.masks_on_device || element_size(problem.type) != 2 || !has_groups(problem.device)) return 0;
   const auto& program = plan.groups[0].program;
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });
@@ -60,8 +60,8 @@ std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan) 
   return plan.batch_groups * plan.head_groups * partial_of_a_block * (plan.query_grid.count() + plan.key_grid.count());
 }
 
-LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {
-  LateArgs args{};
+DeviceMaskArgs device_mask_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {
+  DeviceMaskArgs args{};
   MemoryParts taken(memory);
   args.program = plan.groups[0].program;
   if (plan.batch_groups > 1) find_strides(problem, 1, 0, args.batch_stride);
@@ -87,7 +87,7 @@ LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memo
     args.runs[side] = taken.take<DeviceRun>(groups * args.blocks[side] * args.most_runs);
   }
   if (args.program.has_documents) take_documents(problem, args, taken);
-  if (late_word_tiles(problem, plan) > 0) args.numbered = taken.take<unsigned long long>(2);
+  if (device_mask_tiles(problem, plan) > 0) args.numbered = taken.take<unsigned long long>(2);
   bytes = taken.bytes();
   return args;
 }

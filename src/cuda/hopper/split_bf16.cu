@@ -1,7 +1,7 @@
 // Splits float32 rows into bfloat16 terms. Bound by memory: 4 bytes are read and 6 (or 4) written for each number.
 #include "cuda/common/errors.h"
-#include "cuda/common/pieces.cuh"
-#include "cuda/hopper/pieces.h"
+#include "cuda/common/split_bf16.cuh"
+#include "cuda/hopper/split_bf16.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/rows.cuh"
 
@@ -13,11 +13,11 @@ constexpr float limit = 0x1p40f;  // sums of products of scaled numbers below it
 
 /// Numbers that are too large become NaN, so that they are noticed.
 [[maybe_unused]] __device__ __forceinline__ float scaled(float x) {
-  return fabsf(x) < limit ? x * kPieceScale : __int_as_float(0x7fc00000);
+  return fabsf(x) < limit ? x * kSplitScale : __int_as_float(0x7fc00000);
 }
 
 /// One thread block for each block of rows.
-__global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_constant__ PieceArgs args) {
+__global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_constant__ SplitArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   int n = 0;
   while (blockIdx.x >= args.first_block[n + 1]) ++n;
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
   const auto box = box_of(tensor.grid, tensor.plain, static_cast<std::int32_t>(at % tensor.blocks));
   const float* const data =
       reinterpret_cast<const float*>(rows.data) + head / tensor.heads * rows.batch + head % tensor.heads * rows.head;
-  const int chunks = args.depth / 8, piece = args.depth * 128;  // of 8 channels; bytes of one bfloat16 term of a tile
-  char* const to = tensor.to + at * (args.pieces * piece);
+  const int chunks = args.depth / 8, term = args.depth * 128;  // of 8 channels; bytes of one bfloat16 term of a tile
+  char* const to = tensor.to + at * (args.bf16_terms * term);
   const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads read neighbours
   for (int i = threadIdx.x; i < 64 * chunks; i += threads) {
     const int row = along_rows ? i % 64 : i / chunks, chunk = along_rows ? i / 64 : i % chunks;
@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
 #pragma unroll
       for (int e = 0; e < 8; ++e) x[e] = e < left ? from[(8 * chunk + e) * rows.channel] : 0.0f;
     }
-    uint4 pieces[kPieces];
-    std::uint32_t (&words)[kPieces][4] = reinterpret_cast<std::uint32_t (&)[kPieces][4]>(pieces);
+    uint4 bf16_terms[kBf16Terms];
+    std::uint32_t (&words)[kBf16Terms][4] = reinterpret_cast<std::uint32_t (&)[kBf16Terms][4]>(bf16_terms);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      split<kPieces>(scaled(x[2 * e]), scaled(x[2 * e + 1]), [&](int p) -> std::uint32_t& { return words[p][e]; });
+      split<kBf16Terms>(scaled(x[2 * e]), scaled(x[2 * e + 1]), [&](int p) -> std::uint32_t& { return words[p][e]; });
     char* const place = to + chunk / 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p)
-      if (p < args.pieces) *reinterpret_cast<uint4*>(place + p * piece) = pieces[p];
+    for (int p = 0; p < kBf16Terms; ++p)
+      if (p < args.bf16_terms) *reinterpret_cast<uint4*>(place + p * term) = bf16_terms[p];
   }
 #else
   __trap();  // never launched: the host asks no other GPU for it
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
 
 }  // namespace
 
-PieceRows piece_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
+SplitRows split_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
                         std::int64_t channels) {
   return {rows_of(problem, operand),
           grid,
@@ -71,19 +71,19 @@ PieceRows piece_rows_of(const Problem& problem, const Operand& operand, const Gr
           nullptr};
 }
 
-std::int64_t place_pieces(PieceArgs& args, int tensors, std::int64_t batch, char* memory) {
+std::int64_t place_split(SplitArgs& args, int tensors, std::int64_t batch, char* memory) {
   std::int64_t bytes = 0;
   for (int n = 0; n < tensors; ++n) {
     auto& tensor = args.tensors[n];
     tensor.to = memory ? memory + bytes : nullptr;
-    bytes += batch * tensor.heads * tensor.blocks * args.depth * (64 * 2 * args.pieces);
+    bytes += batch * tensor.heads * tensor.blocks * args.depth * (64 * 2 * args.bf16_terms);
   }
   return bytes;
 }
 
-void split_rows(PieceArgs args, int tensors, std::int64_t batch, cudaStream_t stream) {
+void split_rows(SplitArgs args, int tensors, std::int64_t batch, cudaStream_t stream) {
   std::int64_t blocks = 0;
-  for (int n = 0; n <= kMostPieceRows; ++n) {
+  for (int n = 0; n <= kMostSplitRows; ++n) {
     args.first_block[n] = blocks;
     if (n < tensors) blocks += batch * args.tensors[n].heads * args.tensors[n].blocks;
   }

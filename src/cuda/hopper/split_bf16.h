@@ -1,25 +1,25 @@
-// float32 tensors as bfloat16 terms (common/pieces.cuh), in the layout that Hopper's kernels multiply.
+// float32 tensors as bfloat16 terms (common/split_bf16.cuh), in the layout that Hopper's kernels multiply.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/common/pieces.h"
+#include "cuda/common/split_bf16.h"
 #include "cuda/portable/args.h"
 #include "cuda/portable/launch.h"
 #include "plan/plan.h"
 
 namespace anyflash::cuda {
 
-/// Can the scale of scores be divided by the square of kPieceScale?
-inline bool bears_pieces(double scale) {
+/// Can the scale of scores be divided by the square of kSplitScale?
+inline bool splits_exactly(double scale) {
   const double size = scale < 0 ? -scale : scale;
   return size == 0 || (size > 0x1p-60 && size < 0x1p120);
 }
 
-/// The destination of the bfloat16 terms of a tensor's rows, scaled by kPieceScale. Each block of 64 rows of the grid
+/// The destination of the bfloat16 terms of a tensor's rows, scaled by kSplitScale. Each block of 64 rows of the grid
 /// is an image of the tiles in shared memory: term after term, panels of 64 channels, rows of 128 bytes with swizzled
 /// 16-byte chunks, zeros where there is no row or channel. The blocks of a head follow one another.
-struct PieceRows {
+struct SplitRows {
   Rows rows;
   rules::Grid grid;
   std::int32_t blocks, heads, channels;
@@ -27,29 +27,29 @@ struct PieceRows {
   char* to;
 };
 
-inline constexpr int kMostPieceRows = 4;
+inline constexpr int kMostSplitRows = 4;
 
 /// Several tensors at once.
-struct PieceArgs {
-  PieceRows tensors[kMostPieceRows];
-  std::int64_t first_block[kMostPieceRows + 1];  ///< of each among those of all
+struct SplitArgs {
+  SplitRows tensors[kMostSplitRows];
+  std::int64_t first_block[kMostSplitRows + 1];  ///< of each among those of all
   std::int32_t depth;                            ///< padded head size
-  std::int32_t pieces;                           ///< bfloat16 terms of a number
+  std::int32_t bf16_terms;                       ///< bfloat16 terms of a number
 };
 
 /// The number of bfloat16 terms in this call. It is three if results must not depend on other batch entries: the
 /// portable kernels, which recompute a call with non-finite results, use no fewer bits.
-inline int piece_count(const Problem& problem) {
-  return allows_tf32(problem) && !problem.deterministic ? kTf32Pieces : kPieces;
+inline int bf16_term_count(const Problem& problem) {
+  return allows_tf32(problem) && !problem.deterministic ? kTf32Terms : kBf16Terms;
 }
 
-PieceRows piece_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
+SplitRows split_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
                         std::int64_t channels);
 
 /// Assigns memory to the bfloat16 terms of several tensors, one after another. Returns the bytes that they take.
-std::int64_t place_pieces(PieceArgs& args, int tensors, std::int64_t batch, char* memory);
+std::int64_t place_split(SplitArgs& args, int tensors, std::int64_t batch, char* memory);
 
 /// Queues the split.
-void split_rows(PieceArgs args, int tensors, std::int64_t batch, cudaStream_t stream);
+void split_rows(SplitArgs args, int tensors, std::int64_t batch, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

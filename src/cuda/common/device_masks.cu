@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cuda/common/late_masks.h"
+#include "cuda/common/device_masks.h"
 #include "cuda/common/launches.h"
 #include "rules/axis.h"
 #include "rules/classes.h"
@@ -20,7 +20,7 @@ __device__ std::int64_t within(std::int64_t x, std::int64_t least, std::int64_t 
 }
 
 /// Each entry's document, and each document's entries: one thread per entry or document.
-__global__ void documents_kernel(const __grid_constant__ LateArgs args) {
+__global__ void documents_kernel(const __grid_constant__ DeviceMaskArgs args) {
   const std::int64_t sizes[] = {rules::volume(args.program.q_size()), rules::volume(args.program.k_size())};
   const auto documents = static_cast<std::int32_t>(args.cu_seqlens[0].size - 1);
   const auto i = blockIdx.x * std::int64_t{threads} + threadIdx.x;
@@ -108,7 +108,7 @@ class Runs {
 };
 
 /// One warp for each block of queries, or of keys, of one mask.
-__global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t chunks) {
+__global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::int32_t chunks) {
   __shared__ Program program;
   const auto group = static_cast<std::int32_t>(blockIdx.x / chunks),
              chunk = static_cast<std::int32_t>(blockIdx.x % chunks);
@@ -176,7 +176,7 @@ __global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t
 
 }  // namespace
 
-void find_late_masks(const LateArgs& args, cudaStream_t stream) {
+void find_device_masks(const DeviceMaskArgs& args, cudaStream_t stream) {
   if (args.program.has_documents) {
     const std::int64_t most = std::max<std::int64_t>(
         {rules::volume(args.program.q_size()), rules::volume(args.program.k_size()), args.cu_seqlens[0].size + 1});
