@@ -1,5 +1,5 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED, BOXED, SECTION_MIB.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED, SECTION_MIB.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -14,8 +14,8 @@ using namespace anyflash::cuda;
 
 namespace {
 
-using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE,
-                               ORDERED != 0, BOXED != 0>;
+using Traits =
+    AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, ORDERED != 0>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
 constexpr long long kSectionBytes = (SECTION_MIB ? SECTION_MIB : 32ll) << 20;
@@ -92,7 +92,7 @@ extern "C" int attention(const Call* call, void* stream) {
   }();
   args.section_heads =
       section_heads((long long)args.heads * call->batch, args.group, 4 * keys * HEAD_SIZE, args.tiles, sms);
-  args.early = HEAD_SIZE == 128 && args.tasks >= 8 * sms;
+  args.early = (HEAD_SIZE == 128 || !ORDERED) && args.tasks >= 8 * sms;
   kernel<<<std::min(args.tasks, sms), Traits::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(args);
   return cudaGetLastError() == cudaSuccess ? 0 : 3;
 }

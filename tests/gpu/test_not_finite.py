@@ -50,6 +50,17 @@ def test_a_value_of_weight_0(queries, keys, low, below, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("score", [87, 87.5, 88, 89])
+def test_a_late_score_far_above_all_others(score, dtype):
+    """Before it comes, exp of it nearly overflows: 2^125.5 to 2^128.4."""
+    q, k, v = randoms((1, 2, 300, 64), (1, 2, 300, 64), (1, 2, 300, 64), dtype=dtype)
+    q[...] = k[...] = 0
+    q[..., 0], k[:, :, 200, 0] = 1, score
+    out, _ = check(q, k, v, scale=1.0)
+    assert torch.equal(out, v[:, :, 200:201].expand_as(out))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("keys", [1000, 3000])
 @pytest.mark.parametrize("queries", [1, 3, 40, 70])
 def test_values_under_a_far_higher_sink(queries, keys, dtype):

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cuda/common/device.h"
-#include "cuda/common/lasting_memory.h"
 #include "cuda/common/device_masks.h"
+#include "cuda/common/lasting_memory.h"
 #include "cuda/common/words.h"
 #include "plan/facts.h"
 #include "rules/classes.h"

@@ -3,10 +3,9 @@
 #include <algorithm>
 
 #include "cuda/common/device.h"
-#include "cuda/common/errors.h"
 #include "cuda/common/device_masks.h"
+#include "cuda/common/errors.h"
 #include "cuda/hopper/attention_args.h"
-#include "cuda/hopper/attention_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/report.h"
 #include "cuda/portable/launch.h"
@@ -16,46 +15,70 @@ namespace {
 
 constexpr std::int64_t section_bytes = std::int64_t{32} << 20;  ///< of K and V that thread blocks share in the L2
 
-/// At 64 channels: does a query block visit so few keys that the kernel of forward.cuh is as fast? By some blocks of the first mask; by
-/// the sizes alone where masks may differ in the batch, since results must not depend on what else is in it.
-bool has_short_tasks(const Problem& problem, const ExecutionPlan& plan) {
-#if defined(ANYFLASH_NO_SHORT_TASKS)  // so that tests of small calls reach this kernel
-  constexpr std::int64_t few = 0;
-#else
-  constexpr std::int64_t few = 12;  // key blocks
-#endif
-  if (padded_depth(problem) > 64) return false;
-  constexpr std::int64_t sample = 64;  // query blocks
-  const auto& list = plan.groups[0].keys_of_query_block;
-  const auto blocks = static_cast<std::int64_t>(list.start.size()) - 1;
-  if (plan.masks_on_device || may_differ_in_batch(problem) || blocks <= 0) return plan.key_grid.count() < few;
-  const auto step = std::max(blocks / sample, std::int64_t{1}), asked = (blocks + step - 1) / step;
-  std::int64_t visited = 0;
-  for (std::int64_t block = 0; block < blocks; block += step)
-    for (auto i = list.start[block]; i < list.start[block + 1]; ++i) visited += list.runs[i].count;
-  return visited < few * asked;
-}
-
 /// All but how the tensors lie. docs/design.md has the conditions.
 bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (!has_groups(problem.device) || element_size(problem.type) != 2) return false;
   if (problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0) return false;
-  if (!plain_rows(problem, plan.query_grid) || !plain_rows(problem, plan.key_grid)) return false;  // boxes: forward.cuh
   if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
   // Whether words have room decides between kernels that round differently: never by what else is in the batch.
   if (plan.masks_on_device &&
       (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && plan.batch_groups > 1)))
     return false;
-  return words_fit(problem, plan, true, 8 * problem.heads_q * problem.queries() * problem.d_v, problem.deterministic) &&
-         !has_short_tasks(problem, plan);
+  return words_fit(problem, plan, true, 8 * problem.heads_q * problem.queries() * problem.d_v, problem.deterministic);
 }
 
-/// Do neighbouring query blocks visit other key blocks?
-bool is_ragged(const ExecutionPlan& plan) {
-  const auto& program = plan.groups[0].program;
-  return std::any_of(program.atoms, program.atoms + program.atom_count, [](const rules::Atom& atom) {
-    return atom.kind == rules::AtomKind::blocks || atom.kind == rules::AtomKind::dense;
-  });
+bool is_plain(const Problem& problem, const ExecutionPlan& plan) {
+  return plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
+}
+
+/// How many key blocks any of up to three query blocks visits.
+std::int64_t visited(const RunList& list, std::int64_t first, std::int64_t count) {
+  const Run *next[3] = {}, *end[3] = {};
+  for (std::int64_t n = 0; n < count && first + n + 1 < static_cast<std::int64_t>(list.start.size()); ++n)
+    next[n] = list.runs.data() + list.start[first + n], end[n] = list.runs.data() + list.start[first + n + 1];
+  std::int64_t visited = 0, counted = 0;  // counted: all key blocks before it
+  for (;;) {
+    int least = -1;
+    for (int n = 0; n < 3; ++n)
+      if (next[n] != end[n] && (least < 0 || next[n]->first < next[least]->first)) least = n;
+    if (least < 0) return visited;
+    const std::int64_t from = std::max<std::int64_t>(next[least]->first, counted);
+    const std::int64_t to = next[least]->first + next[least]->count;
+    if (to > from) visited += to - from, counted = to;
+    ++next[least];
+  }
+}
+
+/// The variant that needs least time, by some query blocks of the first mask. Where masks may differ in the batch, by the
+/// rule alone, since results must not depend on what else is in it.
+Visits visits_of(const Problem& problem, const ExecutionPlan& plan) {
+  const auto& group = plan.groups[0];
+  const auto& list = group.keys_of_query_block;
+  const auto blocks = static_cast<std::int64_t>(list.start.size()) - 1;
+  const bool plain = is_plain(problem, plan);
+  const int depth = padded_depth(problem);
+  if (depth > 128 || (depth == 128 && plain)) return Visits::dense;
+  if (plan.masks_on_device || may_differ_in_batch(problem) || blocks <= 0) {
+    if (depth == 128) return Visits::dense;
+    const bool ragged = std::any_of(
+        group.program.atoms, group.program.atoms + group.program.atom_count,
+        [](auto& atom) { return atom.kind == rules::AtomKind::blocks || atom.kind == rules::AtomKind::dense; });
+    return !plain ? Visits::sparse : ragged ? Visits::ragged : Visits::dense;
+  }
+  // Steps of 128 keys of three query blocks together, of two, and of 64 keys that each leaves out by itself; times as
+  // measured (docs/notes/hopper-forward.md).
+  constexpr std::int64_t both = 6, samples = 4;  // query blocks; of them
+  const auto groups = (blocks + both - 1) / both, asked = std::min(groups, samples);
+  double dense = 0, ragged = 0, sparse = 0, all = 0;
+  for (std::int64_t sample = 0; sample < asked; ++sample) {
+    const auto first = (2 * sample + 1) * groups / (2 * asked) * both;
+    for (int n = 0; n < both; n += 3) dense += 3.0 * ((visited(list, first + n, 3) + 1) / 2);
+    for (int n = 0; n < both; n += 2) ragged += 1.26 * 2 * ((visited(list, first + n, 2) + 1) / 2);
+    for (int n = 0; n < both; ++n) sparse += 0.735 * visited(list, first + n, 1);
+    all += std::min(both, blocks - first);
+  }
+  if (depth == 128) return sparse <= 0.735 * 3 * all ? Visits::sparse : Visits::dense;
+  return sparse < std::min(dense, ragged) ? Visits::sparse : ragged < dense ? Visits::ragged : Visits::dense;
 }
 
 /// Of what is noted of each query block of each head.
@@ -70,13 +93,14 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const ForwardArg
     return map_rows(to, rows, channels, grid, heads, problem.batch);
   };
   const Grid steps{plan.key_grid.size, {{1, 1, kernel.keys}}, {{1, 1, 1}}};
-  if (problem.bias.given() && !(map_bias(args.bias_map, problem.bias) &&
+  const bool plain = is_plain(problem, plan);
+  if (problem.bias.given() && !(plain && map_bias(args.bias_map, problem.bias) &&
                                 static_cast<int>(element_size(problem.bias.type)) <= kernel.bias_bytes))
     return false;
   return call.out.vectors && map(args.out_map, call.out, problem.d_v, plan.query_grid, problem.heads_q) &&
          map(args.q, call.q, problem.d_qk, plan.query_grid, problem.heads_q) &&
-         map(args.k, call.k, problem.d_qk, steps, problem.heads_kv) &&
-         map(args.v, call.v, problem.d_v, steps, problem.heads_kv) &&
+         (!plain || (map(args.k, call.k, problem.d_qk, steps, problem.heads_kv) &&
+                     map(args.v, call.v, problem.d_v, steps, problem.heads_kv))) &&
          map(args.k_block, call.k, problem.d_qk, plan.key_grid, problem.heads_kv) &&
          map(args.v_block, call.v, problem.d_v, plan.key_grid, problem.heads_kv);
 }
@@ -95,7 +119,7 @@ std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int6
   return static_cast<std::int32_t>((each + group - 1) / group * group);
 }
 
-void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, int blocks,
+void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, int blocks, Visits visits,
               AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
   args.bias = call.bias, args.sink = call.sink;
@@ -107,7 +131,8 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
   args.tiles = (call.query_blocks + blocks - 1) / blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * problem.heads_q * args.tiles);
   args.section_heads = section_heads(problem, call.group_heads, args.tiles);
-  args.early = padded_depth(problem) == 128 && args.tasks >= 8 * facts_of(problem.device).multiprocessors;
+  args.early = (padded_depth(problem) == 128 || visits == Visits::sparse) && !plan.groups[0].program.has_documents &&
+               args.tasks >= 8 * facts_of(problem.device).multiprocessors;
   args.scale = static_cast<float>(problem.scale), args.scale_log2 = call.unit32;
   args.cap = static_cast<float>(problem.softcap), args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
 }
@@ -122,11 +147,13 @@ std::int64_t attention_workspace(const Problem& problem, const ExecutionPlan& pl
 Again attention(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
                 DevicePlan& masks, char* workspace, cudaStream_t stream) {
   if (!serves(problem, plan)) return {};
-  const auto of_type = problem.type == ElementType::float16 ? attention_kernel_float16 : attention_kernel_bfloat16;
-  const auto kernel = of_type(padded_depth(problem), general, is_ragged(plan));
+  const auto of_type = problem.type == ElementType::float16 ? attention_kernel<ElementType::float16>
+                                                            : attention_kernel<ElementType::bfloat16>;
+  const auto visits = visits_of(problem, plan);
+  const auto kernel = of_type(padded_depth(problem), general, visits);
   AttentionArgs args{};
   if (!map_all(problem, plan, call, kernel, args)) return {};
-  describe(problem, plan, call, kernel.blocks, args);
+  describe(problem, plan, call, kernel.blocks, visits, args);
   const auto cleared = report_bytes + noted_bytes(problem, plan);
   check(cudaMemsetAsync(workspace, 0, cleared, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.again = args.next_task + 1;

@@ -2,18 +2,19 @@
 //
 // A task is a query tile of a head, 64 rows for each consumer warpgroup, against all key steps that the tile visits.
 // Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together. One producer
-// warp takes them and loads Q, and K step by step, by TMA; another loads V. A consumer warpgroup keeps S, P and O in
-// registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor
-// cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q was, with one stage
-// of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of the tile's query
-// blocks visits. A query block with a result that is not finite is noted, and the portable kernel makes it again (the
+// warp takes them and loads K, step by step, by TMA; another loads V; a third loads Q and stores O. A consumer warpgroup
+// keeps S, P and O in registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs
+// while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
+// was, with one stage of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
+// the tile's query blocks visits. (kSkips, for few visits: warpgroups are not ordered, and each leaves out steps that it
+// does not see.) A query block with a result that is not finite is noted, and the portable kernel makes it again (the
 // non-finite fallback). So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
 #include "cuda/hopper/attention_producer.cuh"
-#include "cuda/hopper/transposed_products.cuh"
 #include "cuda/portable/rows.cuh"
+#include "cuda/tile/accumulators.cuh"
 #include "cuda/tile/lazy_softmax.cuh"
 #include "cuda/tile/mask_words.cuh"
 #include "cuda/tile/score_mod.cuh"
@@ -35,6 +36,7 @@ class Attention {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
+      shared_.tasks.init(1);
       shared_.queries.init(4 * kWarpgroups + 1);  // and the warp that loads V
       shared_.keys.init(4 * kWarpgroups), shared_.values.init(4 * kWarpgroups);
       barriers_begun();
@@ -44,8 +46,10 @@ class Attention {
     if (warpgroup == kWarpgroups) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
       const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 4 * kWarpgroups;
-      if (warp == 0) AttentionProducer<Traits>(args_, shared_).load_tasks();
-      if (warp == 1) AttentionProducer<Traits>(args_, shared_).load_all_values();
+      AttentionProducer<Traits> producer(args_, shared_);
+      if (warp == 0) producer.load_all_keys();
+      if (warp == 1) producer.load_all_values();
+      if (warp == 2) producer.load_all_queries();
     } else {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
       consume(warpgroup);
@@ -56,7 +60,7 @@ class Attention {
   // --- Consumers -----------------------------------------------------------------------------------------------------
 
   /// Steps form one stream over all tasks: the first scores of a task are made beside the last O += P V of the one
-  /// before.
+  /// before, and so is their softmax.
   __device__ __forceinline__ void consume(unsigned warpgroup) {
     State k_at, v_at;
     QueryState q_at;
@@ -68,8 +72,7 @@ class Attention {
 
     AttentionTask task;
     StepInfo step;
-    QueryState stored;                   // kBoxed: where the Q of the last task was, whose O,
-    bool storing = false, more = false;  // storing: TMA may still read; more: the first scores of `task` are made
+    bool more = false;  // is the first P of `task` there?
     Issue::init(warpgroup);
     for (;;) {
       if (!more) {
@@ -82,40 +85,43 @@ class Attention {
         wgmma_commit();
         wgmma_wait<0>();
         finish_scores(s, step, warpgroup, q_at, k_at);
+        softmax.reset();
+        exponentiate(s, softmax);
+        p.pack(s);
       }
-      o.clear(), softmax.reset();
-      if (wants_maxima()) softmax.note_maxima(s);
-      softmax.raise_shift_to_max(s, scale_log2(), factor);
-      softmax.exponentiate(s, scale_log2());
-      p.pack(s);
-      if (Traits::kBoxed && storing) finish_boxes(stored);
+      o.clear();
       while (!step.last) {
         shared_.keys.wait_full(k_at);
+        if (!find_step<false>(step, warpgroup, q_at, k_at, v_at)) break;
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
-        step = shared_.step[k_at.stage];
+        step = shared_.step[k_at.stage];  // again: fewer registers
         finish_scores(s, step, warpgroup, q_at, k_at);
-        if (wants_maxima()) softmax.note_maxima(s);
-        softmax.exponentiate(s, scale_log2());
+        exponentiate(s, softmax);
         // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
-        finish_values(o, v_at);
+        finish_values(o, k_at, v_at, true);
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
       const auto next = next_task(q_at);
       more = next.first_query >= 0 && next.steps > 0;
-      stored = q_at, stored.advance();  // of two stages the other one
-      if (more) shared_.keys.wait_full(k_at);
+      if (more) {
+        shared_.keys.wait_full(k_at);
+        find_step<true>(step, warpgroup, q_at, k_at, v_at);
+      }
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
+      const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;        // where the Q of `task` was
+      auto finished = softmax;
       if (more) {
         step = shared_.step[k_at.stage];
         finish_scores(s, step, warpgroup, q_at, k_at);
+        softmax.reset();
+        exponentiate(s, softmax);
       }
-      finish_values(o, v_at);
-      store(o, softmax, Traits::kBoxed ? shared_.task[stored.stage] : task, stored.stage);
-      storing = Traits::kBoxed && more;
-      if (Traits::kBoxed && !more) finish_boxes(stored);
+      finish_values(o, k_at, v_at, more);
+      if (more) p.pack(s);
+      store(o, finished, Traits::kBoxed ? shared_.task[q_stage] : task, q_stage);
       task = next;
     }
     Issue::finish(warpgroup);
@@ -136,6 +142,28 @@ class Attention {
     wgmma_wait<1>();
   }
 
+  /// kSkips: goes on to a step that this warpgroup's query block sees. False: the task has no more; kFirst: to its last
+  /// step then. At most kStages - 1 are passed over: until then V of the last P is not released, for which the other
+  /// warpgroups wait.
+  template <bool kFirst>
+  __device__ __forceinline__ bool find_step(StepInfo& step, unsigned warpgroup, QueryState& q_at, State& k_at,
+                                            State v_at) {
+    while (Traits::kSkips) {
+      step = shared_.step[k_at.stage];
+      if (!is_hidden(step, warpgroup) || k_at.stage == v_at.stage || (kFirst && step.last)) break;
+      finish_keys(step, q_at, k_at);
+      if (step.last) return false;
+      shared_.keys.wait_full(k_at);
+    }
+    return true;
+  }
+  __device__ __forceinline__ static unsigned cells_of(const StepInfo& step, unsigned warpgroup) {
+    constexpr unsigned kBits = 2 * Traits::kCells;
+    return static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
+  }
+  __device__ __forceinline__ static bool is_hidden(const StepInfo& step, unsigned warpgroup) {
+    return cells_of(step, warpgroup) == (Traits::kCells == 1 ? 1 : 5) * kHiddenCell;
+  }
   __device__ __forceinline__ AttentionTask next_task(QueryState q_at) {
     shared_.queries.wait_full(q_at);
     return shared_.task[q_at.stage];
@@ -152,7 +180,7 @@ class Attention {
   }
   __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
     for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
-      const auto row = place_of_row(task, i / (kD / 8));
+      const auto row = place_of_row(task, i / (8 * kD), i / (kD / 8) % 64);
       if (row.index < 0) continue;
       const auto channel = i % (kD / 8) * 8;
       if (channel < args_.d_v) *reinterpret_cast<uint4*>(out_of(task) + row.offset + channel) = make_uint4(0, 0, 0, 0);
@@ -169,9 +197,10 @@ class Attention {
         add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
                                      lane_row() % 64);
     }
-    constexpr unsigned kBits = 2 * Traits::kCells;
-    if (const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1))
-      mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    if (const auto cells = cells_of(step, warpgroup)) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    finish_keys(step, q_at, k_at);
+  }
+  __device__ __forceinline__ void finish_keys(const StepInfo& step, QueryState& q_at, State& k_at) {
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
@@ -179,11 +208,20 @@ class Attention {
       q_at.advance();
     }
   }
-  __device__ __forceinline__ void finish_values(AccumulatorTile<kD>& o, State& v_at) {
+  /// k_at: of the next step, or if `issued`, of the step after that whose scores were issued beside these values.
+  __device__ __forceinline__ void finish_values(AccumulatorTile<kD>& o, State k_at, State& v_at, bool issued) {
     wgmma_wait<0>();
     o.fence_operand();
-    shared_.values.release(v_at);
-    v_at.advance();
+    do {  // V of a step that was passed over is waited for, so that no stage is released twice in a phase
+      shared_.values.release(v_at);
+      v_at.advance();
+      if (!Traits::kSkips || (v_at.stage + issued) % kStages == k_at.stage) return;
+      shared_.values.wait_full(v_at);
+    } while (true);
+  }
+  __device__ __forceinline__ void exponentiate(AccumulatorTile<kN>& s, LazySoftmax& softmax) const {
+    if (wants_maxima()) softmax.note_maxima(s);
+    softmax.exponentiate(s, scale_log2());
   }
   __device__ __forceinline__ float scale_log2() const { return Traits::kGeneral ? 1.4426950409f : args_.scale_log2; }
   __device__ __forceinline__ bool wants_maxima() const { return args_.row_sum.data || args_.row_max.data; }
@@ -206,12 +244,13 @@ class Attention {
   struct RowPlace {
     std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
   };
-  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t row) const {
-    const auto i = task.first_query + row;
+  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t block,
+                                                   std::int32_t row) const {
+    const auto i = task.first_query + 64 * block + row;
     const auto& strides = args_.out.sequence;
     if (args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
     const auto& grid = args_.query_cut.grid;
-    const auto c = entry_of({origin_of(args_.query_cut, i / 64), grid.extent, grid.step}, i % 64);
+    const auto c = entry_of({origin_of(args_.query_cut, task.first_query / 64 + block), grid.extent, grid.step}, row);
     return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
             rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
   }
@@ -245,8 +284,9 @@ class Attention {
 
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task,
                                         int q_stage) {
-    const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
-    float factor[2], not_finite = 0;
+    const auto block = lane_row() / 64, row = lane_row() % 64;
+    const RowPlace rows[2] = {place_of_row(task, block, row), place_of_row(task, block, row + 8)};
+    float factor[2], zero[4] = {};  // zero: NaN where a result is not finite; four short chains
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = quad_total(softmax.row_sum[r]);
@@ -254,7 +294,7 @@ class Attention {
       if (wants_maxima()) statistics = softmax.statistics(r, sum, scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
       factor[r] = 1;
       const bool empty = softmax.shift[r] == LazySoftmax::kMinusInfinity;  // no score above -inf
-      if (!empty && !(fabsf(softmax.shift[r]) < kLargestShift)) not_finite = NAN;
+      if (!empty && !(fabsf(softmax.shift[r]) < kLargestShift)) zero[0] = NAN;
       if (args_.sink.data && (!empty || sees_a_key(task, lane_row() + 8 * r))) {
         const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
         softmax.add_sink(r, sink, sum, factor[r]);
@@ -268,9 +308,9 @@ class Attention {
 #pragma unroll
     for (int j = 0; j < kD / 8; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
-    if (not_finite != 0) leave_block(task);  // NaN
-    if constexpr (Traits::kBoxed) store_boxes(o, task, q_stage);
+      for (int e = 0; e < 4; ++e) zero[e] = fmaf(0, o.x[j][e], zero[e]);
+    if (zero[0] + zero[1] + zero[2] + zero[3] != 0) leave_block(task);
+    if constexpr (Traits::kBoxed) store_tile(o, q_stage);
     else store_rows(o, rows, out_of(task));
   }
   /// Leaves this warpgroup's query block to the portable kernel.
@@ -280,8 +320,8 @@ class Attention {
     if (args_.again_blocks && block < args_.query_cut.blocks)
       args_.again_blocks[(std::int64_t{task.b} * args_.heads + task.h) * args_.query_cut.blocks + block] = 1;
   }
-  /// O goes where this warpgroup's Q was, and from there to memory by TMA. finish_boxes() gives Q back.
-  __device__ __forceinline__ void store_boxes(const AccumulatorTile<kD>& o, const AttentionTask& task, int q_stage) {
+  /// O goes where this warpgroup's Q was. From there the producer stores it.
+  __device__ __forceinline__ void store_tile(const AccumulatorTile<kD>& o, int q_stage) {
     const unsigned warpgroup = threadIdx.x / 128, row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16;
     E* const tile = shared_.q[q_stage][warpgroup].data;
     sync_threads<128>(8 + warpgroup);  // all warps' products have read Q
@@ -296,21 +336,7 @@ class Attention {
       store_matrices(tile + row * 64 + m / 4 * 4096 + ((2 * (m % 4) + lane_number() / 16) ^ row % 8) * 8, x);
     }
     fence_proxy_async();
-    sync_threads<128>(8 + warpgroup);
-    if (threadIdx.x % 128 != 0) return;
-    const auto block = task.first_query / 64 + static_cast<std::int32_t>(warpgroup);
-    if (block < args_.query_cut.blocks) {
-      const auto at = place_of(args_.out_map, origin_of(args_.query_cut, block), task.h, task.b);
-#pragma unroll
-      for (int c = 0; c < kD; c += 64) store_box(&args_.out_map.map, tile + c * 64, c, at[0], at[1], at[2], at[3]);
-    }
-    stores_commit();
-  }
-  /// Gives the Q back from which O was stored, once TMA has read it. The Q after the next is loaded there: it must not
-  /// be waited for before.
-  __device__ __forceinline__ void finish_boxes(QueryState at) {
-    if (threadIdx.x % 128 == 0) stores_read();
-    shared_.queries.release(at);
+    release(shared_.queries.empty[q_stage]);
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
   __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {

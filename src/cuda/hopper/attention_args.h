@@ -1,8 +1,9 @@
 // What the forward kernel of attention.cuh is given, and the sizes of its variants.
 #pragma once
 
-#include "cuda/hopper/row_map.h"
 #include "cuda/portable/args.h"
+#include "cuda/tile/row_map.h"
+#include "problem/problem.h"
 
 namespace anyflash::cuda {
 
@@ -33,14 +34,15 @@ struct AttentionArgs {
 };
 
 /// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kOrdered: warpgroups issue products one after the
-/// other. kBoxed: O leaves by TMA, from where Q was.
+/// other.
 template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_,
-          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true, bool kBoxed_ = kQueryStages_ == 2>
+          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true>
 struct AttentionTraits {
   using E = E_;
   static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
   static constexpr int kStages = kStages_, kQueryStages = kQueryStages_;
-  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = kOrdered_, kBoxed = kBoxed_;
+  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = kOrdered_;
+  static constexpr bool kBoxed = kQueryStages == 2;                           ///< O leaves by TMA, from where Q was
   static constexpr int kBiasBytes = !kGeneral ? 0 : kHeadSize > 128 ? 2 : 4;  ///< of the largest type of a bias
   static constexpr int kCells = kKeys / 64;                                   ///< key blocks of a step
   static constexpr int kQueries = 64 * kWarpgroups, kThreads = 128 * (kWarpgroups + 1);
@@ -49,10 +51,25 @@ struct AttentionTraits {
   static constexpr bool kWide = kTileRegisters > 190;
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : kWide ? 24 : 40;
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : kWide ? 240 : 232;
+  static constexpr bool kSkips = !kOrdered;  ///< a warpgroup leaves out steps that it does not see
   static_assert(kKeys % 64 == 0, "a step has whole key blocks of 64");
   static_assert(!kGeneral || kKeys == 64, "a step has the bias of one key block");
-  static_assert(!kBoxed || kQueryStages == 2, "the next Q is waited for while O lies where this one was");
   static_assert(2 * kWarpgroups * kCells <= 32, "two bits of StepInfo::cells for each query block and key block");
 };
+
+struct AttentionKernel {
+  const void* function;
+  int threads, bytes;  ///< of a thread block; shared memory
+  int keys, blocks;    ///< of a step; query blocks of a task
+  int bias_bytes;      ///< of the largest type of a bias that it takes
+};
+
+/// How query blocks visit keys: as their neighbours; unlike them, so that two of them in a task are better than three;
+/// few, and unlike them.
+enum class Visits { dense, ragged, sparse };
+
+/// general: scores may need more than a positive scale.
+template <ElementType type>
+AttentionKernel attention_kernel(int head_size, bool general, Visits visits);
 
 }  // namespace anyflash::cuda

@@ -1,9 +1,5 @@
 #include "cuda/hopper/attention_kernels.cuh"
 
 namespace anyflash::cuda {
-
-AttentionKernel attention_kernel_float16(int head_size, bool general, bool ragged) {
-  return attention_kernel_of<__half>(head_size, general, ragged);
+template AttentionKernel attention_kernel<ElementType::float16>(int, bool, Visits);
 }
-
-}  // namespace anyflash::cuda

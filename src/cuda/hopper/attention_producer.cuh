@@ -1,11 +1,12 @@
-// What thread blocks of attention.cuh have in shared memory, and the two warps that fill it, the producer: they take
-// tasks until there are none, and load Q, K, V and words by TMA, step by step, as far ahead as there are stages.
+// What thread blocks of attention.cuh have in shared memory, and the producer, a few warps: the first takes tasks until
+// there are none and loads K and words by TMA, step by step, as far ahead as there are stages. The second loads V. The
+// third loads Q and stores O.
 #pragma once
 
 #include "cuda/hopper/attention_args.h"
-#include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/walk.cuh"
 #include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/runs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace anyflash::cuda {
@@ -36,7 +37,9 @@ struct AttentionShared {
                                                        [Traits::kBiasBytes > 0 ? 4096 * Traits::kBiasBytes : 16];
   StepInfo step[Traits::kStages];
   AttentionTask task[Traits::kQueryStages];
-  Pipeline<Traits::kQueryStages> queries;
+  std::int32_t next_index[2];  ///< of tasks, for the warp that loads Q
+  Pipeline<2> tasks;
+  Pipeline<Traits::kQueryStages> queries;  ///< kBoxed: Q is released when O is in its place
   Pipeline<Traits::kStages> keys, values;
 };
 
@@ -106,26 +109,26 @@ class AttentionProducer {
         tasks_(args.masks_on_device && *args.again == kAllAgain ? 0 : args.tasks),
         bias_boxes_(args.bias.data ? args.bias.type == 2 ? 2 : 1 : 0) {}
 
-  /// One warp takes tasks and loads K, then Q: the first K of a task is waited for before its Q.
-  __device__ __forceinline__ void load_tasks() {
-    auto task = task_of(blockIdx.x);
-    for (;;) {
-      if (task.first_query >= 0) steps_.open(task), task.steps = steps_.more();
-      if (task.steps) load_next_keys(task);
-      load_queries(task);
-      if (task.first_query < 0) return;
+  /// One warp takes tasks, tells the one that loads Q, and loads K.
+  __device__ __forceinline__ void load_all_keys() {
+    auto task = announced(static_cast<std::int32_t>(blockIdx.x));
+    while (task.first_query >= 0) {
       // The next task is asked for ahead: the answer takes a microsecond. Of few tasks, early would spoil the balance.
-      std::int32_t claimed = args_.early ? claim() : -1;
+      std::int32_t claimed = -1;
+      steps_.open(task);
+      AttentionTask next;
+      if (args_.early) {
+        if (steps_.more()) load_next_keys(task);
+        next = announced(claimed_index(claim()));
+      }
       while (steps_.more()) {
         const bool last = load_next_keys(task);
         if (last && !args_.early) claimed = claim();
       }
-      claimed = uniform(claimed < 0 ? claim() : claimed);
-      if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
-      task = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
+      task = args_.early ? next : announced(claimed_index(claimed < 0 ? claim() : claimed));
     }
   }
-  /// Another one loads V of the tasks that the first one has taken.
+  /// Another one loads V, of each task after its Q.
   __device__ __forceinline__ void load_all_values() {
     for (;;) {
       shared_.queries.wait_full(q_at_);
@@ -138,10 +141,42 @@ class AttentionProducer {
       while (steps_.more()) load_values(task, steps_.next());
     }
   }
+  /// Another one loads Q, as soon as its stage is free. kBoxed: that is when O, which lies where Q was, has been stored.
+  __device__ __forceinline__ void load_all_queries() {
+    for (int n = 0;; ++n) {
+      auto task = next_task();
+      if (task.first_query >= 0) steps_.open(task), task.steps = steps_.more();
+      shared_.queries.wait_empty(q_at_);
+      if (Traits::kBoxed && n >= Traits::kQueryStages) store_results();
+      load_queries(task);
+      if (task.first_query >= 0) continue;
+      if (Traits::kBoxed && n > 0) shared_.queries.wait_empty(q_at_), store_results();
+      return;
+    }
+  }
 
  private:
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
   __device__ __forceinline__ std::int32_t claim() const { return leads() ? atomicAdd(args_.next_task, 1) : 0; }
+  /// The number of a task from what claim() answered.
+  __device__ __forceinline__ std::int32_t claimed_index(std::int32_t claimed) const {
+    if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
+    return static_cast<std::int32_t>(gridDim.x) + uniform(claimed);
+  }
+  /// Tells the warp that loads Q of a task.
+  __device__ __forceinline__ AttentionTask announced(std::int32_t index) {
+    shared_.tasks.wait_empty(t_at_);
+    if (leads()) shared_.next_index[t_at_.stage] = index, shared_.tasks.full[t_at_.stage].arrive();
+    t_at_.advance();
+    return task_of(index);
+  }
+  __device__ __forceinline__ AttentionTask next_task() {
+    shared_.tasks.wait_full(t_at_);
+    const auto index = shared_.next_index[t_at_.stage];
+    shared_.tasks.release(t_at_);
+    t_at_.advance();
+    return task_of(index);
+  }
 
   /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
   /// turns.
@@ -153,7 +188,6 @@ class AttentionProducer {
     return {head / args_.heads, head % args_.heads, (args_.tiles - 1 - rest / heads) * kM, 0};
   }
   __device__ __forceinline__ void load_queries(const AttentionTask& task) {
-    shared_.queries.wait_empty(q_at_);
     auto& full = shared_.queries.full[q_at_.stage];
     if (leads()) {
       shared_.task[q_at_.stage] = task;
@@ -167,6 +201,20 @@ class AttentionProducer {
       }
     }
     q_at_.advance();
+  }
+  /// Of the task whose Q was where the next one's will be.
+  __device__ __forceinline__ void store_results() {
+    const auto task = shared_.task[q_at_.stage];
+    const auto w = static_cast<std::int32_t>(lane_number()), block = task.first_query / 64 + w;
+    if (task.steps > 0 && w < kWarpgroups && block < args_.query_cut.blocks) {
+      const auto at = place_of(args_.out_map, origin_of(args_.query_cut, block), task.h, task.b);
+      const auto* const from = shared_.q[q_at_.stage][w].data;
+#pragma unroll
+      for (int c = 0; c < kD; c += 64) store_box(&args_.out_map.map, from + c * 64, c, at[0], at[1], at[2], at[3]);
+      stores_commit();
+      stores_read();
+    }
+    __syncwarp();
   }
   /// Is it the task's last step?
   __device__ __forceinline__ bool load_next_keys(const AttentionTask& task) {
@@ -216,29 +264,42 @@ class AttentionProducer {
   }
   __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const AttentionTask& task,
                                                    std::int32_t row, Barrier& full) const {
-    const auto at = place_of(args_.q, origin_of(args_.query_cut, row / 64), task.h, task.b);
-#pragma unroll
-    for (int c = 0; c < kD; c += 64) copy_box(to.data + c * 64, &args_.q.map, c, at[0], at[1], at[2], at[3], full);
+    for_query_block(row / 64, task, [&](const auto& at, int c) {
+      copy_box(to.data + c * 64, &args_.q.map, c, at[0], at[1], at[2], at[3], full);
+    });
   }
-  /// Key blocks that follow one another are one box: two of half the size made the whole kernel 13 % slower.
+  template <class Box>
+  __device__ __forceinline__ void for_query_block(std::int32_t block, const AttentionTask& task, const Box& box) const {
+    const auto at = place_of(args_.q, origin_of(args_.query_cut, block), task.h, task.b);
+#pragma unroll
+    for (int c = 0; c < kD; c += 64) box(at, c);
+  }
   __device__ __forceinline__ void load_step(KeyTile& to, const RowMap& rows, const RowMap& block_rows, const Step& step,
                                             const AttentionTask& task, Barrier& full) const {
-    const auto head = task.h / args_.group;
     __syncwarp();  // bytes are expected before they come
+    for_boxes(rows, block_rows, step, task, [&](const CUtensorMap* map, int offset, int c, const MapPlace& at) {
+      copy_box(to.data + offset, map, c, at[0], at[1], at[2], at[3], full);
+    });
+  }
+  /// Key blocks that follow one another are one box: two of half the size made the whole kernel 13 % slower.
+  template <class Box>
+  __device__ __forceinline__ void for_boxes(const RowMap& rows, const RowMap& block_rows, const Step& step,
+                                            const AttentionTask& task, const Box& box) const {
+    const auto head = task.h / args_.group;
     bool neighbours = args_.key_cut.plain;
 #pragma unroll
     for (int c = 1; c < kCells; ++c) neighbours &= step.block[c] == step.block[0] + c;
     if (!neighbours) {
-      load_blocks(to, block_rows, step, head, task.b, full);
+      for_blocks(block_rows, step, head, task.b, box);
     } else if (leads()) {
 #pragma unroll
-      for (int c = 0; c < kD; c += 64)
-        copy_box(to.data + c * kN, &rows.map, c, 64 * step.block[0], 0, head, task.b, full);
+      for (int c = 0; c < kD; c += 64) box(&rows.map, c * kN, c, MapPlace{{64 * step.block[0], 0, head, task.b}});
     }
   }
   /// A box of 64 channels of one block for each of the first lanes. Of no block: zeros from beyond the sequence.
-  __device__ __forceinline__ void load_blocks(KeyTile& to, const RowMap& rows, const Step& step, std::int32_t head,
-                                              std::int32_t b, Barrier& full) const {
+  template <class Box>
+  __device__ __forceinline__ void for_blocks(const RowMap& rows, const Step& step, std::int32_t head, std::int32_t b,
+                                             const Box& box) const {
     constexpr int kPanels = kD / 64;
     const int lane = static_cast<int>(lane_number()), cell = lane / kPanels, c = lane % kPanels * 64;
     if (cell >= kCells) return;
@@ -246,7 +307,7 @@ class AttentionProducer {
 #pragma unroll
     for (int i = 1; i < kCells; ++i) block = cell == i ? step.block[i] : block;
     const auto at = place_of(rows, origin_of(args_.key_cut, block < 0 ? args_.key_cut.blocks : block), head, b);
-    copy_box(to.data + c * kN + cell * 4096, &rows.map, c, at[0], at[1], at[2], at[3], full);
+    box(&rows.map, c * kN + cell * 4096, c, at);
   }
 
   const AttentionArgs& args_;
@@ -256,6 +317,7 @@ class AttentionProducer {
   const int bias_boxes_;  ///< of a query block and a key block
   State k_at_, v_at_;
   QueryState q_at_;
+  PipelineState<2> t_at_;
 };
 
 }  // namespace anyflash::cuda

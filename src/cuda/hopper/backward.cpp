@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "cuda/common/device.h"
-#include "cuda/common/errors.h"
 #include "cuda/common/device_masks.h"
+#include "cuda/common/errors.h"
 #include "cuda/common/memory.h"
-#include "cuda/hopper/backward_double.h"
+#include "cuda/hopper/backward_double_kernels.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
-#include "cuda/hopper/split_bf16.h"
 #include "cuda/hopper/report.h"
+#include "cuda/hopper/split_bf16.h"
 #include "cuda/portable/launch.h"
 #include "problem/tensor.h"
 
@@ -115,8 +115,8 @@ void clear(const Bias& bias, cudaStream_t stream) {
 GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
   const int depth = padded_depth(problem);
   if (is_split(problem)) return group_backward_kernels_float32(depth, bf16_term_count(problem));
-  return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, kind)
-                                              : group_backward_kernels_bfloat16(depth, kind);
+  return problem.type == ElementType::float16 ? group_backward_kernels<ElementType::float16>(depth, kind)
+                                              : group_backward_kernels<ElementType::bfloat16>(depth, kind);
 }
 
 /// False if TMA does not support a tensor; the gradients of keys may also be stored without it.
@@ -150,6 +150,66 @@ void split(const Problem& problem, const ExecutionPlan& plan, char* memory, Grou
   args.factor /= product;
 }
 
+// --- float64 ---------------------------------------------------------------------------------------------------------
+
+/// The workspace of a call: the sums of dQ, the report, lse, delta and dlse, mask words.
+struct DoubleSpace {
+  std::int64_t sums, rows, words;
+  std::int64_t first_words() const { return sums + report_bytes + 3 * rows; }
+  std::int64_t bytes() const { return first_words() + words; }
+};
+
+DoubleSpace double_space_of(const Problem& problem, const ExecutionPlan& plan) {
+  const auto rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 8;
+  return {rows * padded_depth(problem), rows, word_workspace(problem, plan, false)};
+}
+
+bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
+  if (plan.masks_on_device || problem.deterministic || args.general) return false;
+  if (padded_depth(problem) > 128) return false;
+  if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
+  for (const auto& side : args.sides)
+    if (!side.plain || !whole(side.rows[0]) || !whole(side.rows[1])) return false;
+  return words_fit(problem, plan, false, 4 * double_space_of(problem, plan).sums / problem.batch, true);
+}
+
+GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
+                                    DevicePlan& masks, char* workspace, const PortableTerms& terms,
+                                    cudaStream_t stream) {
+  const auto space = double_space_of(problem, plan);
+  const auto kernels = double_backward_kernels(padded_depth(problem));
+  DoubleBackwardArgs args{};
+  static_cast<BackwardArgs&>(args) = common;
+  for (int side = 0; side < 2; ++side)
+    for (int n = 0; n < 2; ++n)
+      if (!map_double_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n],
+                           args.sides[side].grid.size[2], side == 0 ? 16 : 64, args.sides[side].heads, problem.batch))
+        return {};
+  char* const report = workspace + space.sums;
+  const auto numbers = [&](int n) { return reinterpret_cast<double*>(report + report_bytes + n * space.rows); };
+  args.has_dlse = problem.dlse.given();
+  args.sums = reinterpret_cast<double*>(workspace);
+  args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
+  args.not_finite = reinterpret_cast<std::int32_t*>(report);
+  args.terms.any_large_lse = args.not_finite + 1;
+  const auto &queries = args.sides[0], &keys = args.sides[1];
+  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
+  if (queries.gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
+  const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
+  check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing what is reported");
+  terms.find(args);
+  launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+  terms.find_rests(args);
+  args.words = masks.words(false, workspace + space.first_words(), args.not_finite);
+  const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
+  const auto blocks = problem.batch * keys.heads * parts;
+  // One head after the other: one chain of sums over all heads that share a key head would lose more accuracy.
+  for (args.group_head = 0; args.group_head < args.group_heads; ++args.group_head)
+    launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
+  if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
+  return {true, false, args.not_finite};
+}
+
 }  // namespace
 
 bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
@@ -171,7 +231,7 @@ bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, co
 }
 
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  if (problem.type == ElementType::float64) return double_backward_workspace(problem, plan);
+  if (problem.type == ElementType::float64) return double_space_of(problem, plan).bytes();
   return space_of(problem, plan).bytes();
 }
 

@@ -57,7 +57,7 @@ class GroupBackwardBlock {
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kDepth; d += 16)
-      multiply<false, false>(c, keys + columns_from<kKeys>(d), b + columns_from<kQueries>(d), d > 0, E());
+      wgmma<false, false>(c, keys + columns_from<kKeys>(d), b + columns_from<kQueries>(d), d > 0, E());
     wgmma_commit();
   }
 
@@ -67,7 +67,7 @@ class GroupBackwardBlock {
     const auto b = describe_tile(queries, kQueries * 128);
     wgmma_fence();
 #pragma unroll
-    for (int m = 0; m < kQueries / 16; ++m) multiply<true>(c, a[m], b + rows_from(16 * m), true, E());
+    for (int m = 0; m < kQueries / 16; ++m) wgmma<true>(c, a[m], b + rows_from(16 * m), true, E());
     wgmma_commit();
   }
 
@@ -79,7 +79,7 @@ class GroupBackwardBlock {
     wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kKeys / 16; ++m)
-      multiply<false, true>(c, a + columns_from<64>(16 * m), b + rows_from(16 * m), m > 0, E());
+      wgmma<false, true>(c, a + columns_from<64>(16 * m), b + rows_from(16 * m), m > 0, E());
     wgmma_commit();
   }
 

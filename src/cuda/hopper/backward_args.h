@@ -1,8 +1,8 @@
 // Arguments of Hopper's backward kernels, in addition to the portable ones.
 #pragma once
 
-#include "cuda/hopper/row_map.h"
 #include "cuda/portable/backward_args.h"
+#include "cuda/tile/row_map.h"
 
 namespace anyflash::cuda {
 

@@ -1,9 +1,5 @@
 #include "cuda/hopper/backward_kernels.cuh"
 
 namespace anyflash::cuda {
-
-GroupBackwardKernels group_backward_kernels_bfloat16(int depth, ScoreKind kind) {
-  return group_backward_kernels_of<__nv_bfloat16>(depth, kind);
+template GroupBackwardKernels group_backward_kernels<ElementType::bfloat16>(int, ScoreKind);
 }
-
-}  // namespace anyflash::cuda

@@ -6,8 +6,8 @@
 
 #include "cuda/common/exponential.cuh"
 #include "cuda/hopper/double_products.cuh"
-#include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_shared.cuh"
+#include "cuda/tile/runs.cuh"
 
 namespace anyflash::cuda {
 

@@ -126,13 +126,13 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
   // --- The consumer warpgroups
   // -----------------------------------------------------------------------------------------
 
-  /// The slots of a tile's halves. count: of halves so large_lse.
-  template <int kRowGroups>
+  /// The slots of a tile's halves. count: of halves so far.
+  template <int kStages>
   struct Slots {
     unsigned of[2], parity[2];
     __device__ __forceinline__ explicit Slots(unsigned count) {
 #pragma unroll
-      for (unsigned n = 0; n < 2; ++n) of[n] = (count + n) % kRowGroups, parity[n] = (count + n) / kRowGroups % 2;
+      for (unsigned n = 0; n < 2; ++n) of[n] = (count + n) % kStages, parity[n] = (count + n) / kStages % 2;
     }
   };
   using Query = Slots<kQuerySlots>;

@@ -1,9 +1,5 @@
 #include "cuda/hopper/backward_kernels.cuh"
 
 namespace anyflash::cuda {
-
-GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind) {
-  return group_backward_kernels_of<__half>(depth, kind);
+template GroupBackwardKernels group_backward_kernels<ElementType::float16>(int, ScoreKind);
 }
-
-}  // namespace anyflash::cuda

@@ -1,6 +1,6 @@
 #include "cuda/hopper/backward_kernels.h"
-#include "cuda/hopper/backward_split_rows.cuh"
 #include "cuda/hopper/backward_split.cuh"
+#include "cuda/hopper/backward_split_rows.cuh"
 #include "cuda/hopper/backward_split_wide.cuh"
 #include "cuda/hopper/kernel.cuh"
 

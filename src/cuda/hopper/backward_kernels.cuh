@@ -29,8 +29,9 @@ GroupBackwardKernels group_backward_kernels_of(int depth) {
   return group_backward_kernels_of<WideBackwardBlock<WideBackwardSizes<E, kind>>>();
 }
 
-template <class E>
-GroupBackwardKernels group_backward_kernels_of(int depth, ScoreKind kind) {
+template <ElementType type>
+GroupBackwardKernels group_backward_kernels(int depth, ScoreKind kind) {
+  using E = NumberOf16<type>;
   return kind == ScoreKind::scaled     ? group_backward_kernels_of<E, ScoreKind::scaled>(depth)
          : kind == ScoreKind::finished ? group_backward_kernels_of<E, ScoreKind::finished>(depth)
                                        : group_backward_kernels_of<E, ScoreKind::any>(depth);

@@ -1,6 +1,8 @@
 // Hopper's backward kernels by element type and head size. One file compiles those of each type.
 #pragma once
 
+#include "problem/problem.h"
+
 namespace anyflash::cuda {
 
 struct GroupBackwardKernels {
@@ -18,8 +20,8 @@ enum class ScoreKind {
   any,       ///< scale, soft cap, and a bias that is read number by number
 };
 
-GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind);
-GroupBackwardKernels group_backward_kernels_bfloat16(int depth, ScoreKind kind);
+template <ElementType type>
+GroupBackwardKernels group_backward_kernels(int depth, ScoreKind kind);
 /// Up to 128 channels, scores that need only a scale. `prepare` expects the portable kernel's row terms, and each task
 /// has a thread block of its own. bf16_terms: bfloat16 terms of a number.
 GroupBackwardKernels group_backward_kernels_float32(int depth, int bf16_terms);

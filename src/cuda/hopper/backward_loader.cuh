@@ -11,9 +11,8 @@
 
 #include "cuda/hopper/backward_args.h"
 #include "cuda/hopper/backward_kernels.h"
-#include "cuda/hopper/instructions.cuh"
-#include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_shared.cuh"
+#include "cuda/tile/runs.cuh"
 
 namespace anyflash::cuda {
 

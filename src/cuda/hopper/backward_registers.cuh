@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "cuda/hopper/backward_args.h"
-#include "cuda/hopper/registers.cuh"
-#include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_shared.cuh"
+#include "cuda/tile/accumulators.cuh"
+#include "cuda/tile/runs.cuh"
 
 namespace anyflash::cuda {
 

@@ -6,7 +6,7 @@
 #include "cuda/common/split_bf16.cuh"
 #include "cuda/hopper/backward_args.h"
 #include "cuda/hopper/backward_registers.cuh"
-#include "cuda/hopper/tiles.cuh"
+#include "cuda/tile/runs.cuh"
 
 namespace anyflash::cuda {
 
@@ -49,7 +49,7 @@ class SplitTiles {
     const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);
     products(sums, [&](Tile& sum, int first, int second, int m, bool adds) {
       const auto at = columns_from<64>(16 * m);
-      multiply<false, false>(sum, a + term(second) + at, b + term(first) + at, adds, Operand());
+      wgmma<false, false>(sum, a + term(second) + at, b + term(first) + at, adds, Operand());
     });
   }
 
@@ -57,7 +57,7 @@ class SplitTiles {
   __device__ __forceinline__ static void weighted_rows(Sums& sums, const Weights& weights, const SplitTile& rows) {
     const auto b = describe_tile(&rows, 0);
     products(sums, [&](Tile& sum, int first, int second, int m, bool adds) {
-      multiply<true>(sum, weights[first][m], b + term(second) + rows_from(16 * m), adds, Operand());
+      wgmma<true>(sum, weights[first][m], b + term(second) + rows_from(16 * m), adds, Operand());
     });
   }
 
@@ -67,7 +67,7 @@ class SplitTiles {
     const auto a = describe_tile(&scores, 0), b = describe_tile(&rows, 0);
     products(sums, [&](Tile& sum, int first, int second, int m, bool adds) {
       const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m);
-      multiply<kTransposed, true>(sum, a + term(first) + a_at, b + term(second) + rows_from(16 * m), adds, Operand());
+      wgmma<kTransposed, true>(sum, a + term(first) + a_at, b + term(second) + rows_from(16 * m), adds, Operand());
     });
   }
 

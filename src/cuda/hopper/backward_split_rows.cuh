@@ -4,8 +4,8 @@
 
 #include "cuda/common/split_bf16.h"
 #include "cuda/hopper/backward_args.h"
-#include "cuda/hopper/registers.cuh"
 #include "cuda/portable/backward_shared.cuh"
+#include "cuda/tile/accumulators.cuh"
 
 namespace anyflash::cuda {
 

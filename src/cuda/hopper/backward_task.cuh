@@ -2,8 +2,8 @@
 // blocks of a head. Two consumer warpgroups come first, then one producer warpgroup.
 #pragma once
 
-#include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_args.h"
+#include "cuda/tile/runs.cuh"
 
 namespace anyflash::cuda {
 

@@ -118,8 +118,8 @@ class WideBackwardBlock {
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kDepth; d += 16)
-      multiply<false, false>(d < kDepth / 2 ? c : rest, a + columns_from<kKeys>(d), b + columns_from<kQueries>(d),
-                             d % (kDepth / 2) > 0, E());
+      wgmma<false, false>(d < kDepth / 2 ? c : rest, a + columns_from<kKeys>(d), b + columns_from<kQueries>(d),
+                          d % (kDepth / 2) > 0, E());
     wgmma_commit();
   }
   __device__ __forceinline__ static void add(Scores& c, Scores& rest) {
@@ -138,8 +138,8 @@ class WideBackwardBlock {
     wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kQueries; m += 16)
-      multiply<kTransposed, true>(c, a + (kTransposed ? rows_from(m) : columns_from<kKeys>(m)), b + rows_from(m), true,
-                                  E());
+      wgmma<kTransposed, true>(c, a + (kTransposed ? rows_from(m) : columns_from<kKeys>(m)), b + rows_from(m), true,
+                               E());
     wgmma_commit();
   }
 
@@ -150,7 +150,7 @@ class WideBackwardBlock {
     wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kKeys; m += 16)
-      multiply<false, true>(c, a + columns_from<kQueries>(m), b + rows_from(m), m > 0, E());
+      wgmma<false, true>(c, a + columns_from<kQueries>(m), b + rows_from(m), m > 0, E());
     wgmma_commit();
   }
 

@@ -1,7 +1,7 @@
 #include "cuda/hopper/decode.h"
 
 #include "cuda/common/device.h"
-#include "cuda/hopper/decode_kernels.h"
+#include "cuda/hopper/decode_args.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/portable/launch.h"
 
@@ -25,8 +25,8 @@ bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernel
       return false;
   }
   const auto kernel = problem.type == ElementType::float16
-                          ? bulk_decode_kernel_float16(padded_depth(problem), args.rows)
-                          : bulk_decode_kernel_bfloat16(padded_depth(problem), args.rows);
+                          ? bulk_decode_kernel<ElementType::float16>(padded_depth(problem), args.rows)
+                          : bulk_decode_kernel<ElementType::bfloat16>(padded_depth(problem), args.rows);
   kernels.plain = kernel.function, kernels.rows = kernel.rows, kernels.values = padded_depth(problem);
   kernels.threads = kernel.threads, kernels.shared_bytes = kernel.bytes;
   kernels.blocks = kernel.blocks, kernels.in_turns = kernel.in_turns;

@@ -18,7 +18,6 @@
 #pragma once
 
 #include "cuda/hopper/decode_loader.cuh"
-#include "cuda/hopper/instructions.cuh"
 #include "cuda/portable/decode_end.cuh"
 
 namespace anyflash::cuda {
@@ -99,14 +98,14 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 #pragma unroll 1
     for (int first = span.first; first < span.end; first += kKeys) {
       const int own = first + 16 * warp_;
-      if constexpr (!kFallback) shared_.full[stage_].wait(parity_);
+      if constexpr (!kFallback) shared_.tiles.wait_full(at_);
       if (own < span.end) {
         Scores s;
         if constexpr (kFallback) {
           const GlobalKeys keys(*this, own, span.end);
           find_scores(s, [&](Fragment& a, int n) { keys.load(a, n); });
         } else {
-          const auto* const k = shared_.k[stage_] + (16 * warp_ + static_cast<int>(lane_number()) % 16) * 64;
+          const auto* const k = shared_.k[at_.stage] + (16 * warp_ + static_cast<int>(lane_number()) % 16) * 64;
           const int half = static_cast<int>(lane_number()) / 16;
           find_scores(s, [&](Fragment& a, int n) { load_matrices(a, k + place(n, half)); });
         }
@@ -121,7 +120,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
           add_values(s, [&](Fragment& a, int m) { values.load(a, m); });
         } else {
           const int row = static_cast<int>(lane_number()) % 8 + static_cast<int>(lane_number()) / 16 * 8;
-          const auto* const v = shared_.v[stage_] + (16 * warp_ + row) * 64;
+          const auto* const v = shared_.v[at_.stage] + (16 * warp_ + row) * 64;
           const int half = static_cast<int>(lane_number()) / 8 % 2;
           const auto load = [&](Fragment& a, int m) { load_matrices_transposed(a, v + place(m, half)); };
           if (own + 16 <= span.end) {
@@ -137,8 +136,8 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
         }
       }
       if constexpr (!kFallback) {
-        release(shared_.empty[stage_]);
-        if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
+        shared_.tiles.release(at_);
+        at_.advance();
       }
     }
     raise(largest_, 0);
@@ -437,8 +436,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   }
 
   const int first_row_;  // of the warp's
-  int stage_ = 0;
-  unsigned parity_ = 0;
+  PipelineState<Sizes::kStages> at_;
   std::uint32_t q_[kGroups][kSteps][2];
   float shift_[kGroups][2];                      // subtracted from a row's scores
   float largest_[kGroups][2], sum_[kGroups][2];  // over this lane's keys only

@@ -1,8 +1,9 @@
 // Arguments of Hopper's decoding kernel, in addition to the portable ones.
 #pragma once
 
-#include "cuda/hopper/row_map.h"
 #include "cuda/portable/decode_args.h"
+#include "cuda/tile/row_map.h"
+#include "problem/problem.h"
 
 namespace anyflash::cuda {
 
@@ -11,5 +12,17 @@ struct BulkDecodeArgs : DecodeArgs {
   std::int32_t box_rows;  ///< 16, 32 or 64
   bool one_entry[2], one_head[2];  ///< strides of 0: all batch entries (pages), or all heads, have the same rows
 };
+
+struct BulkDecodeKernel {
+  const void* function;
+  int rows;            ///< of a task
+  int threads, bytes;  ///< of a block; shared memory
+  int blocks;          ///< on a multiprocessor
+  bool in_turns;       ///< as in DecodeKernels
+};
+
+/// depth: padded head size, 64, 128 or 256. rows: how many share a key head.
+template <ElementType type>
+BulkDecodeKernel bulk_decode_kernel(int depth, int rows);
 
 }  // namespace anyflash::cuda

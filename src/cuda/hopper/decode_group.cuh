@@ -2,7 +2,7 @@
 // by warpgroups. portable/decode.cuh defines tasks and parts.
 //
 // A thread block has one task. It has producer warps (decode_loader.cuh) and one consumer warpgroup, which has all
-// rows, padded to 64, and takes tiles of 64 keys in order: S = Q K^T, the online softmax, O += P V. As in forward.cuh,
+// rows, padded to 64, and takes tiles of 64 keys in order: S = Q K^T, the online softmax, O += P V. As in the forward pass,
 // keys and values are read where TMA has put them. So nothing has to be joined in the thread block. Q is in shared
 // memory, P and O in registers. Warps without rows only take part in the products. Two thread blocks on a
 // multiprocessor (one at 256 channels) hide each other's latency. Bound by reading K and V: memory needs 1800 cycles
@@ -16,8 +16,8 @@
 #pragma once
 
 #include "cuda/hopper/decode_loader.cuh"
-#include "cuda/hopper/registers.cuh"
 #include "cuda/portable/decode_end.cuh"
+#include "cuda/tile/accumulators.cuh"
 
 namespace anyflash::cuda {
 
@@ -26,30 +26,13 @@ struct GroupDecodeSizes {
   using Element = E;
   static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64;
   static constexpr int kWarps = 4, kThreads = 32 * (kWarps + 2), kRegisters = 0;
+  static constexpr int kKeyWarps = 1, kJoinRows = kRows;
   static constexpr bool kOneTask = true;  ///< of a thread block: its results overlay the tiles
 };
 
 template <class Sizes>
-struct GroupDecodeShared {
-  using E = typename Sizes::Element;
-  using T = float;
-  static constexpr int kTile = Sizes::kKeys * Sizes::kDepth;
-  alignas(1024) E k[Sizes::kStages][kTile];  ///< panels of 64 channels of all keys, swizzled
-  alignas(1024) E v[Sizes::kStages][kTile];
-  alignas(1024) E q[Sizes::kRows * Sizes::kDepth];  ///< laid out likewise
-  T largest[1][Sizes::kRows], sum[1][Sizes::kRows], weight[1][Sizes::kRows];
-  bool seen[1][Sizes::kRows];
-  Barrier full[Sizes::kStages], empty[Sizes::kStages];
-
-  /// Called by one thread, before a barrier of the thread block.
-  __device__ __forceinline__ void begin(int loading_warps) {
-    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(loading_warps), empty[i].begin_for_warps(Sizes::kWarps);
-    barriers_begun();
-  }
-  /// Overlays the tiles at the end of a task; padded so that neighbouring rows use different banks.
-  using Results = T[1][Sizes::kRows][Sizes::kDepth + 8];
-  __device__ __forceinline__ Results& results() { return *reinterpret_cast<Results*>(&k[0][0]); }
-  static_assert(sizeof(Results) <= sizeof(k));
+struct GroupDecodeShared : BulkDecodeShared<Sizes> {
+  alignas(1024) typename Sizes::Element q[Sizes::kRows * Sizes::kDepth];  ///< laid out as k and v
 };
 
 template <class BlockSizes>
@@ -158,7 +141,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     const auto size = decode_keys(args_, task_.b);
 #pragma unroll 1
     for (int first = span.first; first < span.end; first += kKeys) {
-      shared_.full[stage_].wait(parity_);
+      shared_.tiles.wait_full(at_);
       Scores s;
       std::uint32_t p[kTiles / 2][4];
       find_scores(s);
@@ -166,18 +149,18 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       pack<E>(p, s);
       if (first + kKeys > span.end) clear_values(span.end - first);
       add_values(p);
-      release(shared_.empty[stage_]);
-      if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
+      shared_.tiles.release(at_);
+      at_.advance();
     }
   }
 
   /// Q K^T. Over 128 channels in two chains, as in all kernels.
   __device__ __forceinline__ void find_scores(Scores& s) const {
-    const auto a = describe_tile(shared_.q, 0), b = describe_tile(shared_.k[stage_], 0);
+    const auto a = describe_tile(shared_.q, 0), b = describe_tile(shared_.k[at_.stage], 0);
     const auto chain = [&](Scores& sums, int first, int end) {
 #pragma unroll
       for (int d = first; d < end; d += 16)
-        multiply<false, false>(sums, a + columns_from<64>(d), b + columns_from<64>(d), d > first, E());
+        wgmma<false, false>(sums, a + columns_from<64>(d), b + columns_from<64>(d), d > first, E());
     };
     wgmma_fence();
     chain(s, 0, kDepth < 128 ? kDepth : 128);
@@ -206,7 +189,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     for (int n = keys * 8 + static_cast<int>(threadIdx.x); n < kKeys * 8; n += 128)
 #pragma unroll
       for (int panel = 0; panel < kDepth / 64; ++panel)
-        *reinterpret_cast<uint4*>(shared_.v[stage_] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(shared_.v[at_.stage] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
     fence_proxy_async();
     sync_threads<128>(1);
   }
@@ -215,9 +198,9 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
-      const auto b = describe_tile(shared_.v[stage_] + n * kPart * 64, 64 * 128);
+      const auto b = describe_tile(shared_.v[at_.stage] + n * kPart * 64, 64 * 128);
 #pragma unroll
-      for (int m = 0; m < kTiles / 2; ++m) multiply<true>(o_[n], p[m], b + rows_from(16 * m), true, E());
+      for (int m = 0; m < kTiles / 2; ++m) wgmma<true>(o_[n], p[m], b + rows_from(16 * m), true, E());
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -238,53 +221,25 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
         for (int e = 0; e < 4; ++e)
           if (!(own >> (8 * j + e % 2) & 1)) s[j][e] = -infinity();
     }
-    softmax(s);
+    softmax_step(s);
   }
 
-  /// s becomes P; adds it to the rows' sums. A row's shift lags behind its maximum by at most lag32, as in forward.cuh.
-  __device__ __forceinline__ void softmax(Scores& s) {
-    float largest[2] = {s[0][0], s[0][2]};
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], s[j][e]);
-    bool high = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      high |= largest[r] > shift_[r] + call_.lag32;
-      largest_[r] = fmaxf(largest_[r], largest[r]);
-    }
-    if (__any_sync(0xffffffffu, high)) raise(largest, call_.lag32);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float shift = shift_[r] == -infinity() ? 0.0f : shift_[r];  // exp(-inf - 0) = 0, a NaN stays one
-      float sum[2] = {};  // of this tile only: long sums of small numbers then lose less accuracy
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[j][2 * r + e];
-          x = exp2_approximately((x - shift) * call_.unit32);
-          sum[e] += x;
-        }
-      sum_[r] += sum[0] + sum[1];
-    }
-  }
-  /// Raises the shift of rows whose largest number exceeds it by more than `lag` to that number. own: maxima over this
-  /// lane's keys.
-  __device__ __forceinline__ void raise(const float (&own)[2], float lag) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float largest = quad_largest(own[r]);
-      const bool rise = largest > shift_[r] + lag;
-      const float factor = rise && shift_[r] != -infinity() ? expf((shift_[r] - largest) * scale()) : 1.0f;
-      if (rise) shift_[r] = largest;
-      sum_[r] *= factor;
+  struct SoftmaxTerms {
+    const GroupDecodeRows& rows;
+    __device__ __forceinline__ float scale() const { return rows.scale(); }
+    __device__ __forceinline__ float unit() const { return rows.call_.unit32; }
+    __device__ __forceinline__ float lag() const { return rows.call_.lag32; }
+  };
+  /// S becomes P, and O is rescaled.
+  __device__ __forceinline__ void softmax_step(Scores& s) {
+    const auto rescale = [&](int r, float factor) {
 #pragma unroll
       for (int n = 0; n < kParts; ++n)
 #pragma unroll
         for (int j = 0; j < kPartTiles; ++j) o_[n][j][2 * r] *= factor, o_[n][j][2 * r + 1] *= factor;
-    }
+    };
+    softmax_.template step<2 * kTiles>([&](int r, int n) -> float& { return s[n / 2][2 * r + n % 2]; }, rescale,
+                                       SoftmaxTerms{*this});
   }
 
   // --- The non-finite fallback
@@ -431,10 +386,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       float shift = -infinity();
       weight_[r] = 1;
       if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
-        const float sum = quad_sum(sum_[r]);
-        if (overflowed(r)) shift = shift_[r], weight_[r] = 0.5f / sum;
+        const float sum = quad_sum(softmax_.sum[r]);
+        if (overflowed(r)) shift = softmax_.shift[r], weight_[r] = 0.5f / sum;
       }
-      shift_[r] = shift, largest_[r] = -infinity(), sum_[r] = 0;
+      softmax_.shift[r] = shift, softmax_.largest[r] = -infinity(), softmax_.sum[r] = 0;
     }
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
@@ -452,22 +407,22 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   }
   /// Are all of the warp's results finite?
   __device__ __forceinline__ bool finite() const {
-    const float zero = zero_of(0) + zero_of(1) + 0.0f * sum_[0] + 0.0f * sum_[1];
+    const float zero = zero_of(0) + zero_of(1) + 0.0f * softmax_.sum[0] + 0.0f * softmax_.sum[1];
     return __all_sync(0xffffffffu, zero == zero);
   }
   /// After a fallback pass: is a row's result not finite although its sum is?
   __device__ __forceinline__ bool overflowed(int r) const {
-    const float zero = quad_sum(zero_of(r)), sum = quad_sum(sum_[r]);
+    const float zero = quad_sum(zero_of(r)), sum = quad_sum(softmax_.sum[r]);
     return zero != 0.0f && sum > 0.0f && sum < infinity();  // zero is 0, or NaN
   }
 
   /// Writes the warp's results to shared memory, over the tiles, with their factors. (The code is short because each
   /// instruction has to be fetched to run once.)
   __device__ __forceinline__ void put_rows() {
-    const float largest[2] = {quad_largest(largest_[0]), quad_largest(largest_[1])};
-    const float sum[2] = {quad_sum(sum_[0]), quad_sum(sum_[1])};
+    const float largest[2] = {quad_largest(softmax_.largest[0]), quad_largest(softmax_.largest[1])};
+    const float sum[2] = {quad_sum(softmax_.sum[0]), quad_sum(softmax_.sum[1])};
     if (const int r = t(); r < 2 && task_.exists(args_, row(r))) {
-      const float shift = r ? shift_[1] : shift_[0], above = r ? largest[1] : largest[0];
+      const float shift = r ? softmax_.shift[1] : softmax_.shift[0], above = r ? largest[1] : largest[0];
       const bool rise = above > shift && shift != -infinity();  // the sums so far use that shift
       const float factor = rise ? expf((shift - above) * scale()) : 1.0f;
       this->note(row(r), rise ? above : shift, (r ? sum[1] : sum[0]) * factor, seen_,
@@ -485,12 +440,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   }
   const int first_row_;  // of the warp's
   const bool has_rows_;
-  int stage_ = 0;
-  unsigned parity_ = 0;
-  float shift_[2];             // subtracted from a row's scores
-  float largest_[2], sum_[2];  // over this lane's keys only
-  float weight_[2];            // the factor of P in fallback passes
-  bool seen_;                  // do the rows see a key?
+  PipelineState<Sizes::kStages> at_;
+  OnlineSoftmax<E, float, 2> softmax_;
+  float weight_[2];  // the factor of P in fallback passes
+  bool seen_;        // do the rows see a key?
   float o_[kParts][kPartTiles][4];
 };
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/hopper/decode.cuh"
+#include "cuda/hopper/decode_args.h"
 #include "cuda/hopper/decode_group.cuh"
-#include "cuda/hopper/decode_kernels.h"
 #include "cuda/hopper/kernel.cuh"
 
 namespace anyflash::cuda {
@@ -62,8 +62,9 @@ BulkDecodeKernel group_decode_kernel_of() {
 // Groups of 8 rows of a warp, warps that share keys, warps that share rows, stages, rows joined at a time, registers;
 // for warpgroups, stages. There are as many stages as let two thread blocks share a multiprocessor, where one thread
 // block does not have all rows. docs/notes/gpu-decode.md has the figures.
-template <class E>
-BulkDecodeKernel bulk_decode_kernel_of(int depth, int rows) {
+template <ElementType type>
+BulkDecodeKernel bulk_decode_kernel(int depth, int rows) {
+  using E = NumberOf16<type>;
   if (depth == 64) {
     if (rows <= 8) return bulk_decode_kernel_of<E, 64, 1, 1, 8, 3, 0>();
     if (rows <= 16) return bulk_decode_kernel_of<E, 64, 2, 1, 8, 3, 0>();

@@ -4,9 +4,9 @@
 // the other.
 #pragma once
 
-#include "cuda/hopper/barriers.cuh"
 #include "cuda/hopper/decode_args.h"
 #include "cuda/portable/decode_shared.cuh"
+#include "cuda/tile/pipeline.cuh"
 
 namespace anyflash::cuda {
 
@@ -43,11 +43,11 @@ struct BulkDecodeShared {
   alignas(16) char own_results[Sizes::kOneTask ? 16 : sizeof(Results)];
   T largest[kKeyWarps][Sizes::kRows], sum[kKeyWarps][Sizes::kRows], weight[kKeyWarps][Sizes::kRows];
   bool seen[kKeyWarps][Sizes::kRows];
-  Barrier full[Sizes::kStages], empty[Sizes::kStages];
+  Pipeline<Sizes::kStages> tiles;
 
   /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(int loading_warps) {
-    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(loading_warps), empty[i].begin_for_warps(Sizes::kWarps);
+    tiles.init(Sizes::kWarps, loading_warps);
     barriers_begun();
   }
   __device__ __forceinline__ Results& results() {
@@ -96,15 +96,15 @@ class BulkDecodeLoader {
           row = __shfl_sync(0xffffffffu, now_.row, n % 32 + box);
         }
         const auto all = __ballot_sync(0xffffffffu, exists);
-        shared_.empty[stage_].wait(parity_ ^ 1);
-        auto& full = shared_.full[stage_];
+        shared_.tiles.wait_empty(at_);
+        auto& full = shared_.tiles.full[at_.stage];
         if (lane == 0) full.arrive_and_expect(__popc(all) * args_.box_rows * 128);
         __syncwarp();
         if (exists) {
-          copy_box((tensor == 0 ? shared_.k : shared_.v)[stage_] + place, &args_.maps[tensor].map, channel, row, 0,
+          copy_box((tensor == 0 ? shared_.k : shared_.v)[at_.stage] + place, &args_.maps[tensor].map, channel, row, 0,
                    one_head ? 0 : task.head, one_entry ? 0 : entry, full, policy);
         }
-        if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+        at_.advance();
       }
     }
   }
@@ -132,8 +132,7 @@ class BulkDecodeLoader {
   const int warp_;       ///< the number of the producer warp
   const int log_boxes_;  ///< of a tile's rows
   Place now_, next_;     ///< lane n has box n of 32
-  int stage_ = 0;
-  unsigned parity_ = 0;
+  PipelineState<Sizes::kStages> at_;
 };
 
 }  // namespace anyflash::cuda

@@ -12,8 +12,8 @@
 // E is float64. It is a parameter so that other GPUs' builds compile no code for it.
 #pragma once
 
-#include "cuda/hopper/barriers.cuh"
 #include "cuda/portable/rows.cuh"
+#include "cuda/tile/barriers.cuh"
 
 namespace anyflash::cuda {
 

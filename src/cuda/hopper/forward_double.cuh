@@ -1,7 +1,7 @@
-// The forward pass on Hopper (sm_90a) for float64 and head sizes up to 128; forward.cuh describes the algorithm.
+// The forward pass on Hopper (sm_90a) for float64 and head sizes up to 128; forward_split.cuh describes the algorithm.
 //
 // A task is a query block of a head, 128 queries, 16 for each of eight warps. Q is in shared memory. TMA loads keys and
-// values, 16 rows at a time, into a ring of slots. A warp works on 32 keys: S = Q K^T from shared memory; hidden pairs
+// values, 16 rows at a time, into a ring of stages. A warp works on 32 keys: S = Q K^T from shared memory; hidden pairs
 // -inf; P by the online softmax; O += P V, with S, P and O in registers. Two warps share a sub-core: while one computes
 // exponentials the other multiplies. Their order is not forced, since alternating at S cost more than it gained.
 //
@@ -15,46 +15,38 @@
 #pragma once
 
 #include "cuda/hopper/double_products.cuh"
-#include "cuda/hopper/forward_double_kernels.h"
-#include "cuda/hopper/forward_loader.cuh"
-#include "cuda/hopper/instructions.cuh"
+#include "cuda/hopper/forward_args.h"
 #include "cuda/portable/scores.cuh"
 #include "cuda/portable/softmax.cuh"
+#include "cuda/portable/walk.cuh"
+#include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/runs.cuh"
 
 namespace anyflash::cuda {
 
 template <int depth>
 struct DoubleForwardShared {
-  static constexpr int kDepth = depth, kRowGroups = depth == 64 ? 12 : 6;
-  /// The facts of a key block stay for so many blocks: the producer may be a round of slots ahead of the last reader.
+  static constexpr int kDepth = depth, kStages = depth == 64 ? 12 : 6;
+  /// The facts of a key block stay for so many blocks: the producer may be a round of stages ahead of the last reader.
   static constexpr int kKnown = depth == 64 ? 4 : 2;
   alignas(1024) double q[2][64 * depth];
-  alignas(1024) double rows[kRowGroups][16 * depth];  ///< of K or V
-  Word words[kKnown][128];                            ///< of a key block
-  std::int32_t key_block[kKnown];                     ///< 2n: block n; 2n + 1: the same, partial; -1: the task ends
-  std::int32_t b, h, block;                           ///< the task; block -1: no more tasks
-  Barrier queries_full, queries_empty, full[kRowGroups], empty[kRowGroups];
+  alignas(1024) double rows[kStages][16 * depth];  ///< of K or V
+  Word words[kKnown][128];                         ///< of a key block
+  std::int32_t key_block[kKnown];                  ///< 2n: block n; 2n + 1: the same, partial; -1: the task ends
+  std::int32_t b, h, block;                        ///< the task; block -1: no more tasks
+  Barrier queries_full, queries_empty, full[kStages], empty[kStages];
   Barrier copied;  ///< rows to be partly cleared before they count as full
 
   /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     queries_full.begin(1), queries_empty.begin_for_warps(8), copied.begin_for_warps(1);
-    for (int i = 0; i < kRowGroups; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
+    for (int i = 0; i < kStages; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };
 
-/// A slot and the parity of its round.
-template <int kRowGroups>
-struct SlotCounter {
-  unsigned slot = 0, parity = 0;
-  __device__ __forceinline__ void step() {
-    if (++slot == kRowGroups) slot = 0, parity ^= 1;
-  }
-};
-
 /// The producer warp: for each key block, or half of one at the end, it loads keys and values of 32 rows each, in four
-/// slots.
+/// stages.
 template <int kDepth>
 class DoubleForwardLoader {
  public:
@@ -126,10 +118,10 @@ class DoubleForwardLoader {
       }
       ++blocks_;
     }
-    shared_.empty[at_.slot].wait(at_.parity ^ 1);
+    shared_.empty[at_.stage].wait(at_.phase ^ 1);
     if (lane_number() == 0) shared_.key_block[blocks_ % Shared::kKnown] = -1;
-    shared_.full[at_.slot].arrive_for_warp();
-    at_.step(), ++blocks_;
+    shared_.full[at_.stage].arrive_for_warp();
+    at_.advance(), ++blocks_;
   }
 
   /// The entries of a key block that a query of the query block sees.
@@ -150,10 +142,10 @@ class DoubleForwardLoader {
   __device__ __forceinline__ void load(const CUtensorMap& map, int row, unsigned unseen, const Too& too = Too(),
                                        int more = 0) {
     const auto lane = lane_number();
-    auto* const rows = shared_.rows[at_.slot];
-    auto& full = shared_.full[at_.slot];
+    auto* const rows = shared_.rows[at_.stage];
+    auto& full = shared_.full[at_.stage];
     auto& copied = unseen == 0 ? full : shared_.copied;
-    shared_.empty[at_.slot].wait(at_.parity ^ 1);
+    shared_.empty[at_.stage].wait(at_.phase ^ 1);
     if (lane == 0) too(copied);
     copied.arrive_and_expect_for_warp(16 * kDepth * 8 + more);
     __syncwarp();
@@ -167,14 +159,14 @@ class DoubleForwardLoader {
       __syncwarp();
       full.arrive_for_warp();
     }
-    at_.step();
+    at_.advance();
   }
 
   const DoubleForwardArgs& args_;
   Shared& shared_;
   std::int32_t b_, h_, block_;
   unsigned blocks_ = 0, cleared_ = 0;
-  SlotCounter<Shared::kRowGroups> at_;
+  PipelineState<Shared::kStages> at_;
 };
 
 template <class E, int depth>  // E: float64, a parameter so that other GPUs' builds compile no code for it
@@ -222,7 +214,7 @@ class DoubleForwardBlock {
     sees_ = 0;
     clear_fragments(o_);
     for (;; ++blocks_) {
-      shared_.full[at_.slot].wait(at_.parity);
+      shared_.full[at_.stage].wait(at_.phase);
       const auto key_block = shared_.key_block[blocks_ % Shared::kKnown];
       if (key_block < 0) break;
       const Word* const words =
@@ -231,8 +223,8 @@ class DoubleForwardBlock {
       for (int first = 0; first < 64 && key_block / 2 * 64 + first < args_.key_grid.size[2]; first += 32)
         visit(words, first);
     }
-    release(shared_.empty[at_.slot]);
-    at_.step(), ++blocks_;
+    release(shared_.empty[at_.stage]);
+    at_.advance(), ++blocks_;
   }
 
   /// 32 keys. words: of this lane's rows, null: they see all; first: the first bit of the words.
@@ -272,19 +264,19 @@ class DoubleForwardBlock {
       leave();
     }
   }
-  __device__ __forceinline__ void wait() { shared_.full[at_.slot].wait(at_.parity); }
+  __device__ __forceinline__ void wait() { shared_.full[at_.stage].wait(at_.phase); }
   __device__ __forceinline__ void leave() {
-    release(shared_.empty[at_.slot]);
-    at_.step();
+    release(shared_.empty[at_.stage]);
+    at_.advance();
   }
 
   __device__ __forceinline__ void score_products(Scores& s) {
-    const E* const first = shared_.rows[at_.slot];
-    auto& first_empty = shared_.empty[at_.slot];
+    const E* const first = shared_.rows[at_.stage];
+    auto& first_empty = shared_.empty[at_.stage];
     wait();
-    at_.step();
+    at_.advance();
     wait();
-    row_products<kPanels, kPanels>(s, shared_.q[group()], first, shared_.rows[at_.slot]);
+    row_products<kPanels, kPanels>(s, shared_.q[group()], first, shared_.rows[at_.stage]);
     release(first_empty);
     leave();
   }
@@ -292,7 +284,7 @@ class DoubleForwardBlock {
   /// O += P V, of 16 keys. tile: the first of their two tiles of P.
   __device__ __forceinline__ void value_products(const Scores& p, int tile) {
     wait();
-    const E* const rows = shared_.rows[at_.slot];
+    const E* const rows = shared_.rows[at_.stage];
     const unsigned channel = lane_number() / 4;
     unsigned at[2][2];  // this lane's key and channel: by the keys' parity, and of even or odd tiles of channels
 #pragma unroll
@@ -488,7 +480,7 @@ class DoubleForwardBlock {
   Shared& shared_;
   const PowersOfTwo table_;
   std::int32_t b_, h_, block_;
-  SlotCounter<Shared::kRowGroups> at_;
+  PipelineState<Shared::kStages> at_;
   unsigned blocks_ = 0;
   E shift_[2], largest_[2], sum_[2];  // largest_ and sum_ are over this lane's keys only
   int limit_[2];                      // the upper half of scores from which on a row's shift may have to rise

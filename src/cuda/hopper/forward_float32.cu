@@ -1,10 +1,25 @@
-#include "cuda/hopper/forward_kernels.cuh"
+#include "cuda/hopper/forward_split.cuh"
+#include "cuda/hopper/kernel.cuh"
 
 namespace anyflash::cuda {
+namespace {
 
-GroupForwardKernel group_forward_kernel_float32(int depth, bool general, int bf16_terms) {
-  return bf16_terms == kBf16Terms ? group_forward_kernel_of<float, kBf16Terms>(depth, general)
-                                  : group_forward_kernel_of<float, kTf32Terms>(depth, general);
+template <int terms, int depth, bool general, int stages>
+SplitForwardKernel kernel_of() {
+  using Block = SplitForward<SplitForwardSizes<terms, depth, general, stages>>;
+  return {group_kernel_of<Block, SplitForwardArgs>(), Block::kThreads, shared_bytes<Block>(), Block::Sizes::kBlocks};
+}
+
+template <int terms>
+SplitForwardKernel kernel_of(int depth, bool general) {
+  if (depth == 64) return general ? kernel_of<terms, 64, true, 2>() : kernel_of<terms, 64, false, 3>();
+  return general ? kernel_of<terms, 128, true, 1>() : kernel_of<terms, 128, false, terms == kBf16Terms ? 1 : 2>();
+}
+
+}  // namespace
+
+SplitForwardKernel split_forward_kernel(int depth, bool general, int bf16_terms) {
+  return bf16_terms == kBf16Terms ? kernel_of<kBf16Terms>(depth, general) : kernel_of<kTf32Terms>(depth, general);
 }
 
 }  // namespace anyflash::cuda

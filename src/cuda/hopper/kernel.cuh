@@ -1,7 +1,15 @@
 // The entry of Hopper's kernels with one thread block per multiprocessor.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/common/instructions.cuh"
+#include "problem/problem.h"
+
 namespace anyflash::cuda {
+
+template <ElementType type>
+using NumberOf16 = std::conditional_t<type == ElementType::float16, __half, __nv_bfloat16>;
 
 /// Block: the kernel's thread block, with run(), its shared memory type Shared, and kThreads.
 template <class Block, class Args>

@@ -1,8 +1,8 @@
 // Tensor maps: descriptions of tensors' rows for TMA.
 #pragma once
 
-#include "cuda/hopper/row_map.h"
 #include "cuda/portable/args.h"
+#include "cuda/tile/row_map.h"
 #include "plan/plan.h"
 
 namespace anyflash::cuda {

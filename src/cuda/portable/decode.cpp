@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "cuda/common/device.h"
-#include "cuda/common/device_plan.h"
 #include "cuda/common/device_masks.h"
+#include "cuda/common/device_plan.h"
 #include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
 #include "cuda/portable/decode_kernels.h"

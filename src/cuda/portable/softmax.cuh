@@ -45,37 +45,46 @@ struct OnlineSoftmax {
   T shift[kRowGroups];                     ///< what is subtracted from a row's scores
   T largest[kRowGroups], sum[kRowGroups];  ///< over this lane's keys only
 
-  /// s becomes P; adds it to the rows' sums. The shift, which is subtracted from a row's scores, is their maximum so
-  /// far or less by at most terms.lag(): most tiles then need no maximum across lanes. o: the sums of P V, which are
-  /// rescaled where the shift rises. terms.scale(): of scores; terms.unit(): the scale in the units of `exponential`.
-  template <class Terms, int kKeyTiles, int kValueTiles>
-  __device__ __forceinline__ void step(T (&s)[kRowGroups][kKeyTiles][2], T (&o)[kRowGroups][kValueTiles][2],
-                                       const Terms& terms) {
+  /// score(i, n): a lane's number n of row i; it becomes P, which is added to the row's sum. The shift, which is
+  /// subtracted from a row's scores, is their maximum so far or less by at most terms.lag(): most tiles then need no
+  /// maximum across lanes. rescale(i, factor): of row i of O, where the shift rises. terms.scale(): of scores;
+  /// terms.unit(): the scale in the units of `exponential`.
+  template <int kNumbers, class Score, class Rescale, class Terms>
+  __device__ __forceinline__ void step(const Score& score, const Rescale& rescale, const Terms& terms) {
     T highest[kRowGroups];
     bool high = false;
 #pragma unroll
     for (int i = 0; i < kRowGroups; ++i) {
-      highest[i] = s[i][0][0];
+      highest[i] = score(i, 0);
 #pragma unroll
-      for (int n = 1; n < 2 * kKeyTiles; ++n) highest[i] = larger_of(highest[i], s[i][n / 2][n % 2]);
+      for (int n = 1; n < kNumbers; ++n) highest[i] = larger_of(highest[i], score(i, n));
       high |= highest[i] > shift[i] + terms.lag();
       largest[i] = larger_of(largest[i], highest[i]);
     }
-    if (__any_sync(0xffffffffu, high)) raise(highest, o, terms);
+    if (__any_sync(0xffffffffu, high)) raise(highest, rescale, terms);
 #pragma unroll
     for (int i = 0; i < kRowGroups; ++i) {
       // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
       const T subtracted = shift[i] == -infinity<T>() ? T(0) : shift[i];
       T added[2] = {};  // of this tile only: long sums of small numbers then lose less accuracy
 #pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          s[i][j][e] = exponential((s[i][j][e] - subtracted) * terms.unit());
-          added[e] += s[i][j][e];
-        }
+      for (int n = 0; n < kNumbers; ++n) {
+        T& x = score(i, n);
+        x = exponential((x - subtracted) * terms.unit());
+        added[n % 2] += x;
+      }
       sum[i] += added[0] + added[1];
     }
+  }
+  /// The same for tiles in the layout of products.cuh. o: the sums of P V.
+  template <class Terms, int kKeyTiles, int kValueTiles>
+  __device__ __forceinline__ void step(T (&s)[kRowGroups][kKeyTiles][2], T (&o)[kRowGroups][kValueTiles][2],
+                                       const Terms& terms) {
+    const auto rescale = [&](int i, T factor) {
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) o[i][j][0] *= factor, o[i][j][1] *= factor;
+    };
+    step<2 * kKeyTiles>([&](int i, int n) -> T& { return s[i][n / 2][n % 2]; }, rescale, terms);
   }
 
  private:
@@ -93,9 +102,8 @@ struct OnlineSoftmax {
 
   /// Gives rows whose scores exceed their shift by more than the lag a new shift, whatever the other rows of the warp
   /// do.
-  template <class Terms, int kValueTiles>
-  __device__ __forceinline__ void raise(const T (&highest)[kRowGroups], T (&o)[kRowGroups][kValueTiles][2],
-                                        const Terms& terms) {
+  template <class Rescale, class Terms>
+  __device__ __forceinline__ void raise(const T (&highest)[kRowGroups], const Rescale& rescale, const Terms& terms) {
 #pragma unroll
     for (int i = 0; i < kRowGroups; ++i) {
       const T tile = quad_largest(highest[i]);
@@ -103,8 +111,7 @@ struct OnlineSoftmax {
       const T factor = rise && shift[i] != -infinity<T>() ? exp((shift[i] - tile) * terms.scale()) : T(1);
       if (rise) shift[i] = tile;
       sum[i] *= factor;
-#pragma unroll
-      for (int j = 0; j < kValueTiles; ++j) o[i][j][0] *= factor, o[i][j][1] *= factor;
+      rescale(i, factor);
     }
   }
 };

@@ -40,25 +40,6 @@ struct LazySoftmax {
     row_sum[0] = row_sum[1] = step_sum_[0] = step_sum_[1] = 0;
   }
 
-  /// Raises shifts that lag behind the scores' maximum. True if O has to be rescaled, each row by `factor`.
-  template <int kCols>
-  __device__ __forceinline__ bool raise_shift_to_max(AccumulatorTile<kCols>& s, float scale_log2, float (&factor)[2]) {
-    float row_max[2];
-    row_maxima(s, scale_log2, row_max);
-    const bool raised =
-        __any_sync(0xffffffffu, row_max[0] > shift[0] + kRescaleThreshold || row_max[1] > shift[1] + kRescaleThreshold);
-    if (raised) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float tile = quad_max(row_max[r]);
-        const bool rise = tile > shift[r] + kRescaleThreshold;
-        factor[r] = rise && shift[r] != kMinusInfinity ? exp2_approximately(shift[r] - tile) : 1.0f;
-        if (rise) shift[r] = tile;
-        row_sum[r] *= factor[r];
-      }
-    }
-    return raised;
-  }
   /// For the statistic m, which nothing else needs.
   template <int kCols>
   __device__ __forceinline__ void note_maxima(AccumulatorTile<kCols>& s) {
@@ -86,7 +67,7 @@ struct LazySoftmax {
     }
   }
   /// After exponentiate(): raises shifts that the step's sums show to be too small. True if O and P have to be
-  /// rescaled, each row by `factor`. (A score more than 2^127 above the shift makes the result infinite, and the
+  /// rescaled, each row by `factor`. (A score more than 126 above the shift makes the result NaN or infinite, and the
   /// non-finite fallback computes it.)
   __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
     constexpr float limit = 1 << int(kRescaleThreshold);
@@ -95,7 +76,7 @@ struct LazySoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float rise = log2f(fmaxf(quad_max(step_sum_[r]), 1.0f));
-        factor[r] = exp2_approximately(-rise);
+        factor[r] = rise > 126 ? NAN : exp2_approximately(-rise);  // 0 would hide the row
         shift[r] += rise, row_sum[r] *= factor[r];
       }
     }

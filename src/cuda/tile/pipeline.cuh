@@ -2,7 +2,7 @@
 // full and an empty mbarrier.
 #pragma once
 
-#include "cuda/hopper/barriers.cuh"
+#include "cuda/tile/barriers.cuh"
 
 namespace anyflash::cuda {
 
@@ -22,8 +22,8 @@ struct Pipeline {
   Barrier full[kStages], empty[kStages];
 
   /// Called by one thread, before a barrier of the thread block.
-  __device__ __forceinline__ void init(int consumer_warps) {
-    for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(consumer_warps);
+  __device__ __forceinline__ void init(int consumer_warps, int producers = 1) {
+    for (int i = 0; i < kStages; ++i) full[i].begin(producers), empty[i].begin_for_warps(consumer_warps);
   }
   __device__ __forceinline__ void wait_full(State at) { full[at.stage].wait(at.phase); }
   __device__ __forceinline__ void wait_empty(State at) { empty[at.stage].wait(at.phase ^ 1); }

@@ -57,7 +57,7 @@ __device__ __forceinline__ void mma_ABt(AccumulatorTile<kN>& s, const SharedTile
   using B = SharedTile<E, kN, kK>;
   const auto a_at = a.descriptor(), b_at = b.descriptor();
 #pragma unroll
-  for (int k = 0; k < kK; k += 16) wgmma_abt(s.x, a_at + A::columns(k), b_at + B::columns(k), k > 0, E());
+  for (int k = 0; k < kK; k += 16) wgmma<false, false>(s.x, a_at + A::columns(k), b_at + B::columns(k), k > 0, E());
 }
 
 /// Issues o += p b, o is (64 x N), p is (64 x K), b is (K x N).
@@ -66,7 +66,7 @@ __device__ __forceinline__ void mma_AB(AccumulatorTile<kN>& o, const OperandTile
                                        const SharedTile<E, kK, kN>& b) {
   const auto b_at = b.descriptor();
 #pragma unroll
-  for (int m = 0; m < kK / 16; ++m) wgmma_ab(o.x, p.x[m], b_at + SharedTile<E, kK, kN>::rows(16 * m), true, E());
+  for (int m = 0; m < kK / 16; ++m) wgmma<true>(o.x, p.x[m], b_at + SharedTile<E, kK, kN>::rows(16 * m), true, E());
 }
 
 template <int kN>

@@ -2,7 +2,8 @@
 // rows of 128 bytes in the 128-byte swizzle.
 #pragma once
 
-#include "cuda/hopper/barriers.cuh"
+#include "cuda/tile/barriers.cuh"
+#include "cuda/tile/wgmma.cuh"
 
 namespace anyflash::cuda {
 
@@ -16,9 +17,7 @@ struct alignas(1024) SharedTile {
 
   /// The lower half of the wgmma descriptor of the whole tile, K-major or MN-major. The leading byte offset is the
   /// distance between panels: MN-major operands of more than 64 columns use it, K-major ones do not.
-  __device__ __forceinline__ std::uint32_t descriptor() const {
-    return (kPanelBytes >> 4) << 16 | (shared_address(data) & 0x3ffff) >> 4;
-  }
+  __device__ __forceinline__ std::uint32_t descriptor() const { return describe_tile(data, kPanelBytes); }
   /// The offset to add to it for columns c .. c + 15 of a K-major operand, and for rows r .. r + 15 of an MN-major one.
   __device__ static constexpr std::uint32_t columns(int c) { return (c / 64 * kPanelBytes + c % 64 * 2) / 16; }
   __device__ static constexpr std::uint32_t rows(int r) { return r * 128 / 16; }

@@ -1,8 +1,8 @@
 // Conversions from products' results in registers to operands of the next, and offsets in swizzled tiles.
 #pragma once
 
-#include "cuda/hopper/transposed_products.cuh"
 #include "cuda/portable/rows.cuh"
+#include "cuda/tile/wgmma.cuh"
 
 namespace anyflash::cuda {
 
@@ -14,6 +14,15 @@ __device__ __forceinline__ constexpr std::uint32_t columns_from(int c) {
 /// The same for rows.
 __device__ __forceinline__ constexpr std::uint32_t rows_from(int r) { return r * 128 / 16; }
 
+/// Ties registers to this place: after a wait, the results that products have written; before it, the operands that
+/// they read.
+template <int kTiles>
+__device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+    asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
+}
+
 /// Turns results of products into operands. kClamped: numbers that are too large become the largest finite number.
 template <class E, bool kClamped = false, int kTiles>
 __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const float (&x)[kTiles][4]) {
@@ -24,6 +33,26 @@ __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const f
       const float a = x[2 * m + n / 2][n % 2 * 2], b = x[2 * m + n / 2][n % 2 * 2 + 1];
       to[m][n] = kClamped ? clamped_pair(a, b, E()) : packed_pair(a, b, E());
     }
+}
+
+/// stmatrix: four 8 x 8 matrices of 16-bit numbers to shared memory, from registers as load_matrices fills them.
+__device__ __forceinline__ void store_matrices(void* row, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+/// The same, each matrix transposed.
+__device__ __forceinline__ void store_matrices_transposed(void* row, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+/// Adds four neighbouring numbers to those in global memory, each atomically, in no fixed order.
+__device__ __forceinline__ void add_to_memory(float* to, const float (&x)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
 }
 
 /// Stores a lane's two rows of results, `row` and `row + 8` of a box, as float32 rows with any strides. Sets `not_finite`

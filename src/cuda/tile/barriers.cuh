@@ -112,6 +112,10 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, const void* fr
                : "memory");
 }
 
+/// fence.proxy.async: makes this thread's writes to shared memory visible to the products of all threads after the next
+/// barrier.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 /// Bulk copy of a multiple of 16 bytes, at 16-byte addresses.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -2,9 +2,9 @@
 // side serves all of them. Also where in the sequence a block begins.
 #pragma once
 
-#include "cuda/hopper/barriers.cuh"
-#include "cuda/hopper/row_map.h"
 #include "cuda/portable/args.h"
+#include "cuda/tile/barriers.cuh"
+#include "cuda/tile/row_map.h"
 #include "rules/bits.h"
 
 namespace anyflash::cuda {
@@ -16,6 +16,18 @@ using rules::Int3, rules::TileClass, rules::Word;
 template <class T>
 __device__ __forceinline__ T uniform(T x) {
   return __shfl_sync(0xffffffffu, x, 0);
+}
+
+/// The head of a task, over all batch entries, and its part of the queries. Tasks of heads that share L2 are
+/// interleaved. Within a head the last parts come first: under causal rules they take longest.
+struct TaskPlace {
+  std::int32_t head, part;
+};
+template <class Args>
+__device__ __forceinline__ TaskPlace place_of_task(const Args& args, std::int32_t task) {
+  const auto all = args.near_heads * args.head_parts, section = task / all, rest = task % all;
+  const auto heads = min(args.near_heads, args.tasks / args.head_parts - section * args.near_heads);
+  return {section * args.near_heads + rest % heads, args.head_parts - 1 - rest / heads};
 }
 
 /// The runs of kBlocks neighbouring blocks, by a warp: lane w has block w's. A tile is kCells neighbouring blocks of
@@ -101,12 +113,6 @@ __device__ __forceinline__ MapPlace place_of(const RowMap& rows, Int3 origin, st
   return {{origin[2], origin[1], joined ? origin[0] : h, joined ? b * rows.heads + h : b}};
 }
 
-/// Loads 64 channels, from c on, of a block of rows.
-__device__ __forceinline__ void copy_rows(void* to, const RowMap& rows, int c, Int3 origin, std::int32_t h,
-                                          std::int32_t b, Barrier& barrier) {
-  const auto at = place_of(rows, origin, h, b);
-  copy_box(to, &rows.map, c, at[0], at[1], at[2], at[3], barrier);
-}
 __device__ __forceinline__ void store_rows(const RowMap& rows, const void* from, int c, Int3 origin, std::int32_t h,
                                            std::int32_t b) {
   const auto at = place_of(rows, origin, h, b);
