@@ -140,7 +140,7 @@ def attention(
     memory_budget : int, optional
         The most bytes of workspace that the call may use on the arrays' device. It is then computed in chunks where
         that needs less, with the same results. An error names the least that works. On the tile machine: the most bytes
-        that are live on any tile, arrays included; with deterministic the error names tile, phase and bytes.
+        that are live on any tile, arrays included; MemoryError if the least that works is more than a tile has.
     num_chunks_q, num_chunks_kv : int, optional
         How many chunks the queries, and the keys, are computed in; divisors of their numbers. Not given: chosen so
         that the call fits memory_budget. Boundaries are those of blocks; on the tile machine chunks are equal.

@@ -331,7 +331,8 @@ def predict(
 
     trace: fill `transfers` (from, to, bytes), `live_bytes` and `tile_compute_cycles` (phases, tiles) too.
     memory_budget: the most bytes that are live on any tile. These and the numbers of chunks are the call's options.
-    backward: as if no lse were 32 or more; a call that has one computes P once more.
+    Tensors are unknown: a call with return_lse="lm", dlse or an lse of 32 or more (P is computed once more) takes
+    longer, near the least memory_budget some 10 times.
     Raises ValueError as the call would: the least memory_budget that works. Raises MemoryError if nothing fits the
     machine: it names tile, phase and bytes.
     """

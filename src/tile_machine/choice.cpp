@@ -105,7 +105,8 @@ class OfOneUnit {
     for (const auto& of_one : within_memory(*one_)) all.push_back(evaluate(call_, of_all(of_one.mapping)));
     return all;
   }
-  /// One unit takes a quarter of the budget, rounded down to a power of two, or the least that it can.
+  /// One unit takes a quarter of the budget, rounded down to a power of two, or the least that it can. What usual()
+  /// refuses may fit here, and the reverse.
   std::vector<Evaluation> within_budget() {
     const auto found = bounded();
     return {found.bytes > call_.memory() ? too_large(found) : evaluate(call_, found.mapping)};
@@ -157,14 +158,16 @@ void check_fits(const Call& call, Evaluation& evaluation) {
     throw Error(Error::Kind::value, "memory_budget: " + std::to_string(call.budget) + " bytes, expected at least " +
                                         std::to_string(evaluation.peak));
   }
+  const bool bounded = evaluation.phases.empty();
   evaluate_too_large(call, evaluation);
   const auto& phase = evaluation.phases[evaluation.peak_phase];
   const auto& m = evaluation.mapping;
-  throw Error(Error::Kind::memory, "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) +
-                                       ", phase '" + phase.name(m.waves) + "': " + std::to_string(evaluation.peak) +
-                                       " bytes live, expected at most " + std::to_string(call.memory()) + "; with " +
-                                       std::to_string(m.query_chunks) + " query and " + std::to_string(m.key_chunks) +
-                                       " key chunks");
+  throw Error(Error::Kind::memory,
+              "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) + ", phase '" +
+                  phase.name(m.waves) + "': " + (bounded ? "up to " : "") + std::to_string(evaluation.peak) +
+                  " bytes live" + (bounded ? " under a memory_budget" : "") + ", expected at most " +
+                  std::to_string(call.machine_memory()) + "; with " + std::to_string(m.query_chunks) + " query and " +
+                  std::to_string(m.key_chunks) + " key chunks");
 }
 
 }  // namespace

@@ -344,7 +344,6 @@ std::int64_t BoundedMappings::bytes_of(const Mapping& m) {
   return largest_bytes(call_, m, keys->second);
 }
 
-/// Of those that need about as little as the least it is the one that is soonest evaluated.
 Bounded BoundedMappings::smallest() {
   const auto about = [](std::int64_t bytes) { return bytes + bytes / 64; };
   auto least = std::numeric_limits<std::int64_t>::max() / 2;

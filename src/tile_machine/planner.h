@@ -81,7 +81,8 @@ struct Bounded {
 class BoundedMappings {
  public:
   explicit BoundedMappings(const Call& call);
-  /// The one with the fewest bytes. It depends on the sizes of the call alone.
+  /// Of those with at most 1/64 more than the fewest bytes, the one that is soonest evaluated. It depends on the sizes of
+  /// the call alone.
   Bounded smallest();
   /// The one that the estimate says is the fastest of at most so many bytes; the smallest if there is none.
   Bounded fastest_within(std::int64_t bytes);
