@@ -191,6 +191,25 @@ def test_tables_of_rules(kind, shape):
     assert same(*both_ways(call, table=table))
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("queries", [3, 64, 700])
+@pytest.mark.parametrize("name", RULES)
+def test_an_entry_alone_has_the_bits_that_it_has_in_a_batch(name, queries, place):
+    q, k, v, dout = randoms((3, 4, queries, 64), *[(3, 4, 700, 64)] * 2, (3, 4, queries, 64))
+    lengths = torch.tensor([700, 333, 64], dtype=torch.int32, device=place)
+
+    def call(entries):
+        x, y, z, w = (tensor[entries].contiguous() for tensor in (q, k, v, dout))
+        every = dict(rule=RULES[name], align="none_end", key_lengths=lengths[entries], deterministic=True)
+        out, lse = af.attention(x, y, z, return_lse=True, **every)
+        return [out, lse, *af.attention_backward(w, x, y, z, out, lse, **every)[:3]]
+
+    together = call(slice(None))
+    for entry in range(3):
+        for name_of, x, y in zip("out lse dq dk dv".split(), call(slice(entry, entry + 1)), together):
+            assert torch.equal(x[0], y[entry]), f"{name_of} of entry {entry}"
+
+
 def test_more_runs_than_are_kept():
     """Bitmaps of eight heads that hide every other key block: room is for half of their runs, so hidden blocks are
     visited too."""

@@ -22,7 +22,7 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
   // Whether words have room decides between kernels that round differently: never by what else is in the batch.
   if (plan.masks_on_device &&
-      (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && plan.batch_groups > 1)))
+      (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && may_differ_in_batch(problem))))
     return false;
   return words_fit(problem, plan, true, 8 * problem.heads_q * problem.queries() * problem.d_v, problem.deterministic);
 }
