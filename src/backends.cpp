@@ -26,19 +26,20 @@ std::shared_ptr<void> cpu_memory(Device, std::size_t bytes) {
 
 constexpr Backend backends[] = {
     {DeviceKind::cpu, cpu::devices, cpu::tile_menu, cpu::workspace, cpu::allocate_workspace, cpu::forward,
-     cpu::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {}, cpu_memory,
-     [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
+     cpu::backward, cpu::join, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {},
+     cpu_memory, [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 #if defined(ANYFLASH_HAS_CUDA)
     {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace,
-     cuda::forward_in_groups, cuda::backward_in_groups, cuda::check_memory, cuda::fill, cuda::synchronize,
+     cuda::forward_in_groups, cuda::backward_in_groups, cuda::join, cuda::check_memory, cuda::fill, cuda::synchronize,
      cuda::synchronize_device, cuda::memory, cuda::copy},
 #endif
     // Simulated: not a device of this machine.
     {DeviceKind::tiles, [] { return std::vector<DeviceInfo>(); }, simulator::tile_menu,
      [](const Problem&, const ExecutionPlan&) { return std::int64_t{0}; },
      [](const Problem&, const ExecutionPlan&) { return Workspace(nullptr, [](char*) {}); }, simulator::forward,
-     simulator::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {},
-     cpu_memory, [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
+     simulator::backward, cpu::join, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {},
+     [](Device) {}, cpu_memory,
+     [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 };
 
 }  // namespace

@@ -13,6 +13,8 @@
 
 namespace anyflash {
 
+struct JoinProblem;
+
 /// Device memory, with the function that frees it.
 using Workspace = std::unique_ptr<char, void (*)(char*)>;
 
@@ -25,6 +27,7 @@ struct Backend {
   Workspace (*allocate)(const Problem&, const ExecutionPlan&);  ///< that workspace; throws Error if there is no memory
   void (*forward)(const Problem&, const ExecutionPlan&, char* workspace);
   void (*backward)(const Problem&, const ExecutionPlan&, char* workspace);
+  void (*join)(const JoinProblem&);  ///< of two results over different keys
   /// Throws Error, naming the tensor, unless its data is in the device's memory, as far as that can be told.
   void (*check)(const char* name, const void* data, Device);
   void (*fill)(const Problem&, const TensorView&, double value);  ///< a result without arithmetic; 16-bit types: 0

@@ -5,13 +5,6 @@
 
 namespace anyflash {
 
-namespace cpu {
-void join(const JoinProblem& problem);
-}
-namespace cuda {
-void join(const JoinProblem& problem);
-}
-
 void join(const ForwardOutputs& into, const ForwardOutputs& part, void* stream, std::int64_t threads) {
   const auto& backend = backend_of(part.out.device);
   const auto problem = join_problem(into, part, stream, threads);
@@ -21,10 +14,7 @@ void join(const ForwardOutputs& into, const ForwardOutputs& part, void* stream, 
     backend.check("row_sum", given->row_sum.data, problem.device);
     backend.check("row_max", given->row_max.data, problem.device);
   }
-#if defined(ANYFLASH_HAS_CUDA)
-  if (problem.device.kind == DeviceKind::cuda) return cuda::join(problem);
-#endif
-  cpu::join(problem);
+  backend.join(problem);
 }
 
 }  // namespace anyflash

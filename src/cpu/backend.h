@@ -19,6 +19,9 @@ Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
+/// Joins two results over different keys, in place.
+void join(const JoinProblem& problem);
+
 /// Sets every element of a floating-point tensor to `value`; for 16-bit types `value` must be 0.
 void fill(const Problem& problem, const TensorView& view, double value);
 

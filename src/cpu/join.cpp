@@ -1,7 +1,7 @@
 // Joins two results over different keys. What bounds it is memory.
 #include <cmath>
-#include <limits>
 
+#include "cpu/backend.h"
 #include "cpu/numbers.h"
 #include "problem/join.h"
 
@@ -36,9 +36,10 @@ void join_all(const JoinProblem& problem) {
     for (std::int64_t h = 0; h < problem.heads; ++h) {
       T &sum = number(into.row_sum, b, h, query), &largest = number(into.row_max, b, h, query);
       const T more = number(part.row_sum, b, h, query), other = number(part.row_max, b, h, query);
-      if (other == -std::numeric_limits<T>::infinity()) continue;  // it has seen no key
+      // A sum of 0 has seen no key. NaN has, whatever the maximum beside it.
+      if (more == 0) continue;
       const T both = largest > other ? largest : other;
-      const T own_share = largest == -std::numeric_limits<T>::infinity() ? T(0) : std::exp(largest - both) * sum;
+      const T own_share = sum == 0 ? T(0) : std::exp(largest - both) * sum;
       const T share = std::exp(other - both) * more;
       sum = own_share + share, largest = both;
       join_row(reinterpret_cast<Into*>(into.out.data) + at(into.out, b, h, z, y, x), into.out.channel,

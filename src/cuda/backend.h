@@ -27,6 +27,9 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
 void forward_in_groups(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward_in_groups(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
+/// Joins two results over different keys, in place and in the order of the problem's stream.
+void join(const JoinProblem& problem);
+
 /// Throws Error, naming the pointer, if it is known not to point into the device's memory.
 void check_memory(const char* name, const void* data, Device device);
 

@@ -55,7 +55,8 @@ JoinProblem join_problem(const ForwardOutputs& into, const ForwardOutputs& part,
   check("part", part, made, out), check("into", into, made, out);
   check_writable({"out", into.out}), check_writable({"row_sum", into.row_sum}),
       check_writable({"row_max", into.row_max});
-  if (into.out.type != ElementType::float32 || made.is_float64()) check_type({"out", into.out}, out.type, "part");
+  if (into.out.type != ElementType::float32 || made.is_float64())
+    check_type({"out", into.out}, out.type, " as in part");
   made.into = result_of(into), made.part = result_of(part);
   return made;
 }

@@ -53,18 +53,35 @@ def check_join(device):
                     torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
 
 
+def check_nan(device):
+    """A sum that is NaN has seen keys, also if its maximum is -inf."""
+    stream = torch.cuda.current_stream().cuda_stream if device != "cpu" else 0
+    for of_part in (False, True):
+        results = [[torch.ones(1, 1, 2, 8, device=device), *torch.ones(2, 1, 1, 2, device=device)] for _ in range(2)]
+        _, row_sum, row_max = results[of_part]
+        row_sum[..., 0], row_max[..., 0] = torch.nan, -torch.inf
+        _core.torch_join(*results[0], *results[1], stream, 1)
+        out, row_sum, _ = results[0]
+        assert out.isnan().all(3).tolist() == row_sum.isnan().tolist() == [[[True, False]]]
+
+
 def test_join():
     check_join("cpu")
+    check_nan("cpu")
+
+
+PLACES = "row_sum: strides (4, 4, 0) for shape (1, 1, 4), expected a place of its own for each element"
 
 
 def test_join_refuses():
     out, rows = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4)
     for message, into, part in (
-        ("row_sum: ", (out, rows[:, :, :3], rows), (out, rows, rows)),
-        ("out: ", (out[..., :4], rows, rows), (out, rows, rows)),
-        ("out: type float64, expected float32", (out.double(), rows, rows), (out, rows, rows)),
+        ("row_sum: shape (1, 1, 3), expected (1, 1, 4)", (out, rows[:, :, :3], rows), (out, rows, rows)),
+        ("out: shape (1, 1, 4, 4), expected (1, 1, 4, 8)", (out[..., :4], rows, rows), (out, rows, rows)),
+        ("out: type float64, expected float32 as in part", (out.double(), rows, rows), (out, rows, rows)),
         ("row_max: type float64, expected float32", (out, rows, rows.double()), (out, rows, rows)),
-        ("row_sum: ", (out, rows[:, :, :1].expand(1, 1, 4), rows), (out, rows, rows)),
+        (PLACES, (out, rows[:, :, :1].expand(1, 1, 4), rows), (out, rows, rows)),
     ):
-        with pytest.raises((ValueError, TypeError), match=message):
+        with pytest.raises((ValueError, TypeError)) as error:
             _core.torch_join(*into, *part, 0, 1)
+        assert str(error.value) == message

@@ -1,6 +1,7 @@
 // Joins two results over different keys, in place. A warp has a row at a time; memory bounds the speed.
 #include <algorithm>
 
+#include "cuda/backend.h"
 #include "cuda/common/device.h"
 #include "cuda/common/launches.h"
 #include "cuda/portable/rows.cuh"
@@ -43,15 +44,14 @@ template <class Into, class Part, class T, int kCount>
 __global__ void __launch_bounds__(threads) join_kernel(const __grid_constant__ JoinProblem problem) {
   const auto &into = problem.into, &part = problem.part;
   const std::int64_t rows = problem.batch * problem.heads * problem.queries;
-  const T nothing = -static_cast<T>(INFINITY);
   const int lane = threadIdx.x % 32;
   for (auto i = (blockIdx.x * std::int64_t{threads} + threadIdx.x) / 32; i < rows; i += gridDim.x * (threads / 32)) {
     const Row row = row_of(problem, i);
     T &sum = row.in<T>(into.row_sum), &largest = row.in<T>(into.row_max);
     const T own = largest, own_sum = sum, other = row.in<T>(part.row_max), more = row.in<T>(part.row_sum);
-    if (other == nothing) continue;  // it has seen no key
+    if (more == T(0)) continue;  // it has seen no key; NaN has, whatever the maximum beside it
     const T both = own > other ? own : other;
-    const T own_share = own == nothing ? T(0) : exp(own - both) * own_sum, share = exp(other - both) * more;
+    const T own_share = own_sum == T(0) ? T(0) : exp(own - both) * own_sum, share = exp(other - both) * more;
     const T of_own = own_share / (own_share + share), of_part = share / (own_share + share);
     __syncwarp();
     if (lane == 0) sum = own_share + share, largest = both;

@@ -71,7 +71,9 @@ def test_accuracy_and_what_else_holds(tmp_path):
 
 
 def test_join():
-    test_torch_join.check_join("cuda" if DEVICE == "cuda" else "cpu")
+    device = "cuda" if DEVICE == "cuda" else "cpu"
+    test_torch_join.check_join(device)
+    test_torch_join.check_nan(device)
 
 
 def test_errors_in_every_process(tmp_path):
