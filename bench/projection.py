@@ -22,7 +22,7 @@ def rules():
     ends = torch.tensor([0, *ends.tolist(), TOKENS], dtype=torch.int32)
     yield "causal", af.causal(), TOKENS
     yield "128 documents, causal", af.documents_packed(ends) & af.causal(), TOKENS
-    yield "1024 x 1024 pixels, neighbourhood(63)", af.neighbourhood(63), (1024, 1024)
+    yield "1024 x 1024 pixels, local(32)", af.local(32), (1024, 1024)
 
 
 def main():

@@ -32,21 +32,24 @@ Rule part(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k
 
 /// For the queries of each process the keys that they see, in any batch entry or head: pieces whose ends are multiples
 /// of `unit`, or the end of the keys. It never misses a key; at most it names units of which no key is seen. Without
-/// queries the rule is only checked. Throws Error.
+/// queries the rule is only checked. key_lengths: those of the call's batch entries, if it has them. Throws Error.
 std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
-                              const std::vector<Pieces>& queries, std::int64_t unit = 64);
+                              const std::vector<Pieces>& queries, std::int64_t unit = 64,
+                              const std::vector<std::int64_t>& key_lengths = {});
 
 /// For blocks of queries (entries cuts[i] .. cuts[i + 1] - 1 of the outermost dimension) the number of keys that they
-/// see, summed over their queries: counted at `samples` evenly spread queries of each block (one, if more would take
+/// see, summed over their queries: counted at `samples` spread queries of each block (one, if more would take
 /// long) and scaled up. It is the mean of all batch entries and heads. Throws Error.
 std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
-                                     Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples = 4);
+                                     Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples = 4,
+                                     const std::vector<std::int64_t>& key_lengths = {});
 
 /// (query blocks, key blocks), row-major: 1 where a query of the block may see a key of the block, in any batch entry
 /// or head. Throws Error.
 std::vector<std::uint8_t> seen_blocks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                                       Align align, const std::vector<std::int64_t>& q_cuts,
-                                      const std::vector<std::int64_t>& k_cuts);
+                                      const std::vector<std::int64_t>& k_cuts,
+                                      const std::vector<std::int64_t>& key_lengths = {});
 
 /// Sequences split over processes: the pieces of each, and how many pairs of a query and a key its queries see, about.
 struct SequenceSplit {

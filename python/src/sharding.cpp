@@ -36,14 +36,15 @@ RuleObject rule_part(nb::handle rule, const SequenceShape& q_shape, const Sequen
 }
 
 std::vector<Pairs> seen(nb::handle rule, const SequenceShape& q_shape, const SequenceShape& k_shape, nb::handle align,
-                        const std::vector<Pairs>& queries, std::int64_t unit) {
+                        const std::vector<Pairs>& queries, std::int64_t unit,
+                        const std::vector<std::int64_t>& key_lengths) {
   const auto& whole = rule_of(rule).rule;
   const auto aligned = align_of(align);
   std::vector<Pieces> asked;
   for (const auto& pairs : queries) asked.push_back(pieces_of(pairs));
   const WithoutGil without_gil;
   std::vector<Pairs> found;
-  for (const auto& pieces : seen_keys(whole, q_shape, k_shape, aligned, asked, unit)) {
+  for (const auto& pieces : seen_keys(whole, q_shape, k_shape, aligned, asked, unit, key_lengths)) {
     found.push_back(pairs_of(pieces));
   }
   return found;
@@ -71,27 +72,30 @@ void add_sharding(nb::module_& module) {
   module.def("rule_part", &rule_part, nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"),
              nb::arg("queries"), nb::arg("keys"), nb::arg("key_lengths") = nb::none());
   module.def("seen_keys", &seen, nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"),
-             nb::arg("align").none(), nb::arg("queries"), nb::arg("unit"));
+             nb::arg("align").none(), nb::arg("queries"), nb::arg("unit"),
+             nb::arg("key_lengths") = std::vector<std::int64_t>());
   module.def(
       "visible_by_block",
       [](nb::handle rule, const SequenceShape& q_shape, const SequenceShape& k_shape, nb::handle align,
-         const std::vector<std::int64_t>& cuts, std::int64_t samples) {
+         const std::vector<std::int64_t>& cuts, std::int64_t samples, const std::vector<std::int64_t>& key_lengths) {
         const auto& whole = rule_of(rule).rule;
         const auto aligned = align_of(align);
         const WithoutGil without_gil;
-        return visible_by_block(whole, q_shape, k_shape, aligned, cuts, samples);
+        return visible_by_block(whole, q_shape, k_shape, aligned, cuts, samples, key_lengths);
       },
       nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"), nb::arg("align").none(), nb::arg("cuts"),
-      nb::arg("samples"));
+      nb::arg("samples"), nb::arg("key_lengths") = std::vector<std::int64_t>());
   module.def(
       "seen_blocks",
       [](nb::handle rule, const SequenceShape& q_shape, const SequenceShape& k_shape, nb::handle align,
-         const std::vector<std::int64_t>& q_cuts, const std::vector<std::int64_t>& k_cuts) {
-        const auto found = seen_blocks(rule_of(rule).rule, q_shape, k_shape, align_of(align), q_cuts, k_cuts);
+         const std::vector<std::int64_t>& q_cuts, const std::vector<std::int64_t>& k_cuts,
+         const std::vector<std::int64_t>& key_lengths) {
+        const auto found =
+            seen_blocks(rule_of(rule).rule, q_shape, k_shape, align_of(align), q_cuts, k_cuts, key_lengths);
         return nb::bytes(reinterpret_cast<const char*>(found.data()), found.size());
       },
       nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"), nb::arg("align").none(), nb::arg("q_cuts"),
-      nb::arg("k_cuts"));
+      nb::arg("k_cuts"), nb::arg("key_lengths") = std::vector<std::int64_t>());
   module.def("split_sequence", &split, nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"),
              nb::arg("align").none(), nb::arg("ranks"));
   module.def("rule_hash", [](nb::handle rule) { return rule_hash(rule_of(rule).rule); }, nb::arg("rule").none());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 
 #include "rules/classes.h"
 #include "rules/compile.h"
@@ -32,14 +33,35 @@ Shapes checked_shapes(const Rule& rule, const SequenceShape& q_shape, const Sequ
   return shapes;
 }
 
-/// The programs of all batch entries and heads whose masks differ.
+/// The mask of some batch entries and heads.
+struct WholeMask {
+  Program program;
+  std::int64_t keys;  ///< entries of the outermost dimension that exist
+  double share;       ///< of the batch entries and heads
+};
+
+/// The masks of all batch entries and heads that differ.
 class WholeMasks {
  public:
-  WholeMasks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align)
+  WholeMasks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
+             const std::vector<std::int64_t>& key_lengths)
       : shapes(checked_shapes(rule, q_shape, k_shape, align)) {
     if (volume(shapes.q_size) == 0 || volume(shapes.k_size) == 0) return;
-    for (std::int64_t b = 0; b < shapes.batch; ++b)
-      for (std::int64_t h = 0; h < shapes.heads; ++h) programs.push_back(compile(rule, shapes, b, h, tables_));
+    std::map<std::pair<std::int64_t, std::int64_t>, double> entries;  // of the tables' batch, and keys: their share
+    if (key_lengths.empty()) {
+      for (std::int64_t b = 0; b < shapes.batch; ++b) entries[{b, k_shape[0]}] = 1.0 / double(shapes.batch);
+    } else {
+      check_lengths(key_lengths, k_shape);
+      for (std::size_t b = 0; b < key_lengths.size(); ++b)
+        entries[{shapes.batch > 1 ? b : 0, key_lengths[b]}] += 1.0 / double(key_lengths.size());
+    }
+    for (const auto& [entry, share] : entries) {
+      const auto [b, keys] = entry;
+      if (keys == 0) continue;
+      const auto length = keys < k_shape[0] ? keys : -1;
+      for (std::int64_t h = 0; h < shapes.heads; ++h)
+        masks.push_back({compile(rule, shapes, b, h, tables_, length), keys, share / double(shapes.heads)});
+    }
   }
 
   int outer() const { return outermost(shapes.dimensions); }
@@ -53,9 +75,17 @@ class WholeMasks {
   }
 
   Shapes shapes;
-  std::vector<Program> programs;
+  std::vector<WholeMask> masks;
 
  private:
+  void check_lengths(const std::vector<std::int64_t>& lengths, const SequenceShape& k_shape) const {
+    const bool fit = k_shape.size() == 1 && (shapes.batch == 1 || std::size_t(shapes.batch) == lengths.size());
+    const auto right = [&](std::int64_t length) { return length >= 0 && length <= k_shape[0]; };
+    if (fit && std::all_of(lengths.begin(), lengths.end(), right)) return;
+    throw Error(Error::Kind::value, "key_lengths: expected a length of at most " + std::to_string(k_shape[0]) +
+                                        " for each batch entry, in one dimension");
+  }
+
   Tables tables_;
 };
 
@@ -65,18 +95,20 @@ class Marker {
   Marker(const WholeMasks& masks, const std::vector<std::int64_t>& cuts, std::uint8_t* marks)
       : masks_(masks), cuts_(cuts), marks_(marks) {}
 
-  void mark(const Program& program, const Box& queries, std::int64_t first, std::int64_t end) const {
-    if (first >= end || std::memchr(marks_ + first, 0, std::size_t(end - first)) == nullptr) return;
-    const auto keys = masks_.slab(masks_.shapes.k_size, cuts_[first], cuts_[end] - cuts_[first]);
-    const auto answer = tile_class(program, queries, keys);
+  void mark(const WholeMask& mask, const Box& queries, std::int64_t first, std::int64_t end) const {
+    if (first >= end || cuts_[first] >= mask.keys ||
+        std::memchr(marks_ + first, 0, std::size_t(end - first)) == nullptr)
+      return;
+    const auto count = std::min(cuts_[end], mask.keys) - cuts_[first];
+    const auto answer = tile_class(mask.program, queries, masks_.slab(masks_.shapes.k_size, cuts_[first], count));
     if (answer == TileClass::skip) return;
-    if (answer == TileClass::full || end - first == 1) {
+    if ((answer == TileClass::full && cuts_[end] <= mask.keys) || end - first == 1) {
       std::fill(marks_ + first, marks_ + end, std::uint8_t{1});
       return;
     }
     const auto middle = first + (end - first) / 2;
-    mark(program, queries, first, middle);
-    mark(program, queries, middle, end);
+    this->mark(mask, queries, first, middle);
+    this->mark(mask, queries, middle, end);
   }
 
   /// Queries first .. end - 1 of the outermost dimension, a few at a time.
@@ -84,9 +116,9 @@ class Marker {
     const auto& size = masks_.shapes.q_size;
     const auto inner = std::max<std::int64_t>(1, volume(size) / std::max(1, size[masks_.outer()]));
     const auto step = std::max<std::int64_t>(1, asked_entries / inner);
-    for (const auto& program : masks_.programs) {
+    for (const auto& one : masks_.masks) {
       for (auto at = first; at < end; at += step) {
-        mark(program, masks_.slab(size, at, std::min(step, end - at)), 0, std::int64_t(cuts_.size()) - 1);
+        mark(one, masks_.slab(size, at, std::min(step, end - at)), 0, std::int64_t(cuts_.size()) - 1);
       }
     }
   }
@@ -121,6 +153,14 @@ std::int64_t visible_keys(const Program& program, const Int3& query, Box keys, s
   return visible_keys(program, query, keys, questions) + visible_keys(program, query, rest, questions);
 }
 
+/// Sample s of `asked` among a block's entries, each of them once if all are asked. They do not keep step with rows of an
+/// image or equal documents, and are symmetric, which makes the mean of what grows evenly exact.
+std::int64_t sample_place(std::size_t block, std::int64_t s, std::int64_t asked, std::int64_t entries) {
+  if (2 * s >= asked && asked > 1) return entries - 1 - sample_place(block, asked - 1 - s, asked, entries);
+  const auto golden = (block * std::size_t(asked) + std::size_t(s) + 1) * 0x9e3779b97f4a7c15;
+  return (s * entries + std::int64_t((golden >> 32) * std::uint64_t(entries) >> 32)) / asked;
+}
+
 Pieces marked_pieces(const std::vector<std::int64_t>& cuts, const std::vector<std::uint8_t>& marks) {
   Pieces pieces;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -144,11 +184,12 @@ void check_cuts(const char* name, const std::vector<std::int64_t>& cuts, std::in
 }  // namespace rules
 
 std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
-                              const std::vector<Pieces>& queries, std::int64_t unit) {
+                              const std::vector<Pieces>& queries, std::int64_t unit,
+                              const std::vector<std::int64_t>& key_lengths) {
   using namespace rules;
   if (unit < 1) throw Error(Error::Kind::value, "unit: " + std::to_string(unit) + ", expected at least 1");
   if (queries.empty()) return checked_shapes(rule, q_shape, k_shape, align), std::vector<Pieces>{};
-  const WholeMasks masks(rule, q_shape, k_shape, align);
+  const WholeMasks masks(rule, q_shape, k_shape, align, key_lengths);
   std::vector<std::int64_t> cuts;
   for (std::int64_t at = 0; at < k_shape[0]; at += unit) cuts.push_back(at);
   cuts.push_back(k_shape[0]);
@@ -168,27 +209,29 @@ std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, co
 }
 
 std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
-                                     Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples) {
+                                     Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples,
+                                     const std::vector<std::int64_t>& key_lengths) {
   using namespace rules;
-  const WholeMasks masks(rule, q_shape, k_shape, align);
+  const WholeMasks masks(rule, q_shape, k_shape, align, key_lengths);
   check_cuts("cuts", cuts, q_shape[0]);
   const auto& size = masks.shapes.q_size;
   const auto inner = volume(size) / std::max(1, size[masks.outer()]);
   std::vector<double> visible(cuts.size() - 1);
   const auto count = [&](std::int64_t most) {
     std::int64_t questions = 0, queries = 0;
-    for (std::size_t i = 0; i < visible.size() && !masks.programs.empty(); ++i) {
+    for (std::size_t i = 0; i < visible.size() && !masks.masks.empty(); ++i) {
       const auto first = cuts[i] * inner, entries = (cuts[i + 1] - cuts[i]) * inner;
       const auto asked = std::min(most, entries);
-      std::int64_t keys = 0;
-      for (const auto& program : masks.programs) {
+      double keys = 0;
+      for (const auto& mask : masks.masks) {
+        const auto every = masks.slab(masks.shapes.k_size, 0, mask.keys);
         for (std::int64_t s = 0; s < asked; ++s) {
-          const auto query = coordinate_of(first + (2 * s + 1) * entries / (2 * asked), size);
-          keys += visible_keys(program, query, {{{0, 0, 0}}, masks.shapes.k_size, ones}, questions);
+          const auto query = coordinate_of(first + sample_place(i, s, asked, entries), size);
+          keys += mask.share * double(visible_keys(mask.program, query, every, questions));
         }
       }
       queries += std::min(samples, entries);
-      if (asked > 0) visible[i] = double(keys) * double(entries) / double(asked) / double(masks.programs.size());
+      if (asked > 0) visible[i] = keys * double(entries) / double(asked);
     }
     return double(questions) * double(queries) / std::max(double(visible.size()), 1.0);
   };
@@ -198,9 +241,10 @@ std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_sh
 
 std::vector<std::uint8_t> seen_blocks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                                       Align align, const std::vector<std::int64_t>& q_cuts,
-                                      const std::vector<std::int64_t>& k_cuts) {
+                                      const std::vector<std::int64_t>& k_cuts,
+                                      const std::vector<std::int64_t>& key_lengths) {
   using namespace rules;
-  const WholeMasks masks(rule, q_shape, k_shape, align);
+  const WholeMasks masks(rule, q_shape, k_shape, align, key_lengths);
   check_cuts("q_cuts", q_cuts, q_shape[0]);
   check_cuts("k_cuts", k_cuts, k_shape[0]);
   const auto columns = k_cuts.size() - 1;

@@ -139,6 +139,26 @@ class Case:
         self.key_lengths = self.lengths if k_shape == q_shape and same else split(chosen, k_shape[0], ranks)
         self.weights_seed = chosen.randrange(1 << 30)
         self.grads = [chosen.random() < 0.85 for _ in range(3)] if layout != "qkv" else [True]
+        if d == 1 and layout not in ("thd", "qkv") and chosen.random() < 0.25:
+            self.shorten(chosen, batch, keys)
+        if self.bias is not None and chosen.random() < 0.5:  # rows that see keys, and all their logits are -inf
+            self.bias[:, :, :: chosen.randint(1, 3)] = -torch.inf
+
+    def shorten(self, chosen, batch, keys):
+        """Lengths move the queries and keys of most alignments against each other, and so what a window sees."""
+        size = chosen.randint(1, 12)
+        rules = (
+            af.window(size, size // 2),
+            af.local(size),
+            af.tiles(size, 3),
+            af.neighbourhood(2 * size + 1),
+            af.causal(),
+        )
+        rule = chosen.choice(rules)
+        self.options["rule"] = chosen.choice([rule, rule, rule & af.causal(), rule | af.sink(2)])
+        self.options["align"] = chosen.choice(ALIGN)
+        self.options["key_lengths"] = torch.tensor([chosen.randint(0, keys) for _ in range(batch)])
+        self.exchange = "keys"
 
     def named(self):
         return (

@@ -224,6 +224,57 @@ TEST(Sharding, SeenKeysAndCounts) {
   }
 }
 
+/// With key_lengths, what the batch entries see of the keys that each has.
+TEST(Sharding, KeyLengths) {
+  Maker make(63);
+  for (int n = repeats(300); n > 0; --n) {
+    const auto shapes = make.shapes(1, 200);
+    const auto rule = make.any(shapes);
+    const SequenceShape q_shape{shapes.q_size[2]}, k_shape{shapes.k_size[2]};
+    const auto q_cuts = random_cuts(make, q_shape[0]), k_cuts = random_cuts(make, k_shape[0]);
+    const std::vector<std::int64_t> lengths{make.between(0, k_shape[0]), make.between(0, k_shape[0])};
+    const auto seen = entries_of(seen_keys(rule, q_shape, k_shape, shapes.align, {{{0, q_shape[0]}}}, 1, lengths)[0]);
+    const auto blocks = seen_blocks(rule, q_shape, k_shape, shapes.align, q_cuts, k_cuts, lengths);
+    const auto counts = visible_by_block(rule, q_shape, k_shape, shapes.align, q_cuts, 1 << 30, lengths);
+    const auto block_of = [](const std::vector<std::int64_t>& cuts, std::int64_t at) {
+      return std::upper_bound(cuts.begin(), cuts.end(), at) - cuts.begin() - 1;
+    };
+    std::vector<double> expected(counts.size());
+    for (const auto length : lengths) {
+      if (length == 0) continue;
+      Tables tables;
+      const auto program = compile(rule, shapes, 0, 0, tables, length);
+      for (std::int32_t q = 0; q < q_shape[0]; ++q)
+        for (std::int32_t k = 0; k < length; ++k) {
+          if (!sees(program, {{0, 0, q}}, {{0, 0, k}})) continue;
+          const auto i = block_of(q_cuts, q), j = block_of(k_cuts, k);
+          expected[i] += 0.5;
+          ASSERT_TRUE(std::binary_search(seen.begin(), seen.end(), k)) << name_of(rule, shapes) << " " << length;
+          ASSERT_TRUE(blocks[i * std::int64_t(k_cuts.size() - 1) + j]) << name_of(rule, shapes) << " " << length;
+        }
+    }
+    ASSERT_EQ(counts, expected) << name_of(rule, shapes);
+  }
+}
+
+// Samples do not keep step with the rows of an image or with equal documents.
+TEST(Sharding, SamplesAreSpread) {
+  const auto counted = [](const Rule& rule, const SequenceShape& shape, std::int64_t blocks) {
+    std::vector<std::int64_t> cuts;
+    for (std::int64_t i = 0; i <= blocks; ++i) cuts.push_back(i * shape[0] / blocks);
+    double sum = 0;
+    for (const auto one : visible_by_block(rule, shape, shape, Align::none_front, cuts)) sum += one;
+    return sum;
+  };
+  const double of_a_row = 63 * 256 - 31 * 32;  // keys that one axis lets 256 entries see
+  EXPECT_NEAR(counted(local(32), {256, 256}, 64) / (of_a_row * of_a_row), 1, 0.05);
+  std::vector<std::int32_t> ends;
+  for (std::int32_t i = 0; i <= 128; ++i) ends.push_back(i * 1024);
+  const TensorView lengths(ends.data(), ElementType::int32, {129});
+  const auto documents = documents_packed(lengths, lengths) & causal();
+  EXPECT_NEAR(counted(documents, {1 << 17}, 8) / (128.0 * 1024 * 1025 / 2), 1, 0.05);
+}
+
 // No more than is seen, where the rule is simple.
 TEST(Sharding, SeenKeysAreFew) {
   const std::int64_t n = 1 << 16;

@@ -162,7 +162,7 @@ class _Program:
         _core.seen_keys(self.rule, *shapes, call.align, [], 1)  # checks the rule, as all processes do
         self.shares_bias = call.shares_bias(lengths, self.layout)
         costs = call.costs(group, self.layout)
-        self.schedule = schedule_of(self.rule, call.align, self.layout, call.rule_hash, costs)
+        self.schedule = schedule_of(self.rule, call.align, self.layout, call.rule_hash, call.key_lengths, costs)
         if "dense(" in str(self.rule):
             check_equal(group, "rule: the dense mask sees other keys", str(self.schedule.stages))
         self.by_heads = call.by_heads(self.schedule, self.layout, ranks)

@@ -47,7 +47,7 @@ class AttentionByKeys(torch.autograd.Function):
         for number, k_here, v_here in _in_turn(call, k, v, len(call.stages()), (-1, k, v), first):
             last = (k_here, v_here) if number >= 0 else ()
             for one in call.local.calls(number):
-                joined.add(one.part.rows, *call.local.forward(one, q, k_here, v_here, bias, call.slopes))
+                joined.add(one.part.rows, *call.local.forward(one, q, k_here, v_here, bias, call.slopes, sink))
         out, row_sum, row_max = joined.finish(sink)
         lse = row_max + row_sum.log() if call.needs_lse else None
         ctx.call = call

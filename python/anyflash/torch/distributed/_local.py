@@ -17,6 +17,9 @@ from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
 
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
+# The sink of each part, of a call with a sink: too small to weigh anything. It tells rows whose visible logits are all
+# -inf (row_max is this) from rows that see no key (row_max is -inf).
+_FAINT = -1e38
 
 
 class LocalCall(NamedTuple):
@@ -67,11 +70,14 @@ class Local:
         return least
 
     def forward(
-        self, call: LocalCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """out, row_sum and row_max of a call."""
+        self, call: LocalCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None,
+        sink: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """out, row_sum and row_max of a call. Joined.finish adds the sink."""
         cut = _cut(call.part, q, k, v)
         options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes)
+        if sink is not None:
+            options["sink"] = torch.full_like(sink.detach(), _FAINT, dtype=torch.float32)
         self._add_plan(call, cut, options)
         made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, *cut, None, "lm")
         return made
@@ -122,7 +128,7 @@ class Local:
                 kept = own_parts(self.layout, queries, self.layout.keys[self.rank])
             else:
                 keys = self.schedule.stages[number].keys(self.rank)
-                kept = stage_parts(self.rule, self.options["align"], self.layout, queries, keys)
+                kept = stage_parts(self.rule, self.options["align"], self.layout, queries, keys, self.lengths)
             self.schedule.parts[self.rank, number] = kept
         made: tuple[Part, ...] = kept
         return made
@@ -191,12 +197,14 @@ class Joined:
         out, sums, maxima = self._sums()
         if sink is not None:
             logit = sink.detach().to(self.kind)[:, None]
-            weight = torch.where(sums > 0, (logit - maxima).exp(), 0.0)
-            greater = torch.where((logit > maxima) & (sums > 0), logit, maxima)
-            own = torch.where(sums > 0, (maxima - greater).exp() * sums, 0.0)
-            share = torch.where(sums > 0, 1 / (1 + weight / sums), 1.0)
-            out *= share.reshape(*out.shape[:-1], 1)
-            sums, maxima = own + torch.where(sums > 0, (logit - greater).exp(), 0.0), greater
+            logit = torch.where(sums == 0, -torch.inf, logit)  # of rows that see no key
+            faint = maxima <= _FAINT / 2
+            maxima = torch.where(faint, -torch.inf, maxima)
+            greater = torch.maximum(logit, maxima)
+            own = torch.where(faint, 0.0, (maxima - greater).exp() * sums)
+            total = own + torch.where(logit == -torch.inf, 0.0, (logit - greater).exp())
+            out *= torch.where(total == 0, 1.0, own / total).reshape(*out.shape[:-1], 1)
+            sums, maxima = total, greater
         return out.to(self.q.dtype), sums, maxima
 
     def _sums(self) -> _Results:

@@ -41,7 +41,9 @@ def own_parts(layout: Layout, queries: Pieces, keys: Pieces) -> tuple[Part, ...]
     return tuple(made)
 
 
-def stage_parts(rule: Any, align: str, layout: Layout, queries: Pieces, keys: Pieces) -> tuple[Part, ...]:
+def stage_parts(
+    rule: Any, align: str, layout: Layout, queries: Pieces, keys: Pieces, lengths: list[int] | None = None
+) -> tuple[Part, ...]:
     """The calls on the keys of a stage, each cut to the queries that see them."""
     made: list[Part] = []
     whole = own_parts(layout, queries, keys)
@@ -49,8 +51,8 @@ def stage_parts(rule: Any, align: str, layout: Layout, queries: Pieces, keys: Pi
         return ()
     blocks, q_cuts = _blocks(layout, queries)
     k_cuts = sorted({0, layout.k_shape[0], *(end for first, count in keys for end in (first, first + count))})
-    seen = np.frombuffer(_core.seen_blocks(rule, layout.q_shape, layout.k_shape, align, q_cuts, k_cuts), np.uint8)
-    seen = seen.reshape(len(q_cuts) - 1, len(k_cuts) - 1)
+    found = _core.seen_blocks(rule, layout.q_shape, layout.k_shape, align, q_cuts, k_cuts, lengths or ())
+    seen = np.frombuffer(found, np.uint8).reshape(len(q_cuts) - 1, len(k_cuts) - 1)
     for part in whole:
         columns = [i for first, count in part.keys for i in range(*np.searchsorted(k_cuts, (first, first + count)))]
         ranges: list[Piece] = []

@@ -67,18 +67,23 @@ def unit_of(k_shape: tuple[int, ...]) -> int:
 
 
 def schedule_of(
-    rule: Any, align: str, layout: Layout, rule_hash: int | None = None, costs: Costs | None = None
+    rule: Any,
+    align: str,
+    layout: Layout,
+    rule_hash: int | None = None,
+    lengths: list[int] | None = None,
+    costs: Costs | None = None,
 ) -> Schedule:
-    """The exchange of a call, cached by the rule, the layout and the costs. A dense mask is read each time instead.
+    """The exchange of a call, cached by the rule, the layout, the keys' lengths and the costs. A dense mask is read each time instead.
     costs: those by which the number of stages is chosen; without them it is the least."""
-    key = None
+    entries, key = tuple(lengths or ()), None
     if "dense(" not in str(rule):
-        key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout, costs
+        key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout, costs, entries
         with _lock:
             if key in _kept:
                 _kept.move_to_end(key)
                 return _kept[key]
-    made = _new_schedule(rule, align, layout, costs)
+    made = _new_schedule(rule, align, layout, costs, entries)
     if key is not None:
         own = _core.parse_rule(*rule.__reduce__()[1]) if rule._parts[1] else rule
         made = made._replace(rule=own)
@@ -89,23 +94,22 @@ def schedule_of(
     return made
 
 
-def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) -> Schedule:
+def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None, lengths: tuple[int, ...]) -> Schedule:
     if not prod(layout.q_shape) or not prod(layout.k_shape):
         return Schedule((), ((),) * len(layout.queries), {}, {})
     asked = [list(pieces) for pieces in layout.queries]
-    seen = tuple(
-        map(tuple, _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape)))
-    )
+    shapes, unit = (layout.q_shape, layout.k_shape), unit_of(layout.k_shape)
+    seen = tuple(map(tuple, _core.seen_keys(rule, *shapes, align, asked, unit, lengths)))
     most = max(map(count_of, layout.keys))
     moved = _transfers(layout, seen)
     stages = _stages(moved, most)
     if costs is None or not stages:
         return Schedule(stages, seen, {}, {})
-    pairs = _pairs(rule, align, layout)
+    pairs = _pairs(rule, align, layout, lengths)
     best = _seconds(stages, layout, seen, pairs, costs)
     entry = costs.key_bytes * prod(layout.k_shape[1:])
     limits = [most * several for several in (2, 4, 8) if most * several * entry <= _AT_ONCE and len(stages) > 1]
-    limits += [most // parts for parts in (2, 4, 8) if most // parts >= unit_of(layout.k_shape) * 2]
+    limits += [most // parts for parts in (2, 4, 8) if most // parts >= unit * 2]
     for limit in limits:
         others = _stages(moved, limit)
         seconds = _seconds(others, layout, seen, pairs, costs)
@@ -147,14 +151,15 @@ def _stages(moved: list[dict[tuple[int, int], Pieces]], limit: int) -> tuple[Sta
     return tuple(stages)
 
 
-def _pairs(rule: Any, align: str, layout: Layout) -> list[float]:
+def _pairs(rule: Any, align: str, layout: Layout, lengths: tuple[int, ...]) -> list[float]:
     """The visible pairs of each process' queries, about."""
     owners = sorted((first, count, rank) for rank, pieces in enumerate(layout.queries) for first, count in pieces)
-    cuts = [0, *[first + count for first, count, _ in owners]]
+    each = max(1, 256 // len(owners))
+    cuts = [0, *[first + count * i // each for first, count, _ in owners for i in range(1, each + 1)]]
     made = [0.0] * len(layout.queries)
-    visible = _core.visible_by_block(rule, layout.q_shape, layout.k_shape, align, cuts, 4)
-    for (_, _, rank), found in zip(owners, visible):
-        made[rank] += found
+    visible = _core.visible_by_block(rule, layout.q_shape, layout.k_shape, align, cuts, 4, lengths)
+    for i, found in enumerate(visible):
+        made[owners[i // each][2]] += found
     return made
 
 
