@@ -107,8 +107,8 @@ class Marker {
       return;
     }
     const auto middle = first + (end - first) / 2;
-    this->mark(mask, queries, first, middle);
-    this->mark(mask, queries, middle, end);
+    mark(mask, queries, first, middle);
+    mark(mask, queries, middle, end);
   }
 
   /// Queries first .. end - 1 of the outermost dimension, a few at a time.

@@ -74,8 +74,8 @@ def schedule_of(
     lengths: list[int] | None = None,
     costs: Costs | None = None,
 ) -> Schedule:
-    """The exchange of a call, cached by the rule, the layout, the keys' lengths and the costs. A dense mask is read each time instead.
-    costs: those by which the number of stages is chosen; without them it is the least."""
+    """The exchange of a call, cached by the rule, the layout, the keys' lengths and the costs. A dense mask is read each
+    time instead. costs: those by which the number of stages is chosen; without them it is the least."""
     entries, key = tuple(lengths or ()), None
     if "dense(" not in str(rule):
         key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout, costs, entries
