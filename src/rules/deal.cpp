@@ -139,6 +139,10 @@ std::int64_t lacking(const Pieces& wanted, const Pieces& own) {
 
 SequenceSplit split_sequence(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
                              std::int64_t ranks) {
+  constexpr std::int64_t most_ranks = 1 << 14;  // their blocks make a matrix of a gigabyte
+  if (ranks > most_ranks)
+    throw Error(Error::Kind::value,
+                "ranks: " + std::to_string(ranks) + ", expected at most " + std::to_string(most_ranks));
   if (ranks < 1) throw Error(Error::Kind::value, "ranks: " + std::to_string(ranks) + ", expected at least 1");
   part(rule, q_shape, k_shape, {}, {});  // checks the sizes
   const auto cuts = block_cuts(q_shape, ranks), k_cuts = block_cuts(k_shape, ranks);

@@ -67,6 +67,8 @@ def test_other_keys_lie_in_contiguous_parts():
         ("q_shape: (1, 2, 3, 4), expected 1 to 3 sizes", lambda: plan_sharding(af.full(), (1, 2, 3, 4), ranks=2)),
         ("k_shape: 2 sizes, expected 1 as in q_shape", lambda: plan_sharding(af.full(), 4, (2, 2), ranks=2)),
         ("ranks: 0, expected at least 1", lambda: plan_sharding(af.full(), 4, ranks=0)),
+        ("ranks: 100000, expected at most 16384", lambda: plan_sharding(af.full(), 1000, ranks=100000)),
+        ("ranks: type str, expected an integer", lambda: plan_sharding(af.full(), 4, ranks="a")),
         ("rule: type int", lambda: plan_sharding(3, 4, ranks=2)),
         ("rank: not given", lambda: plan_sharding(af.full(), 4, ranks=2).positions()),
         ("rank: 2, expected 0 to 1", lambda: plan_sharding(af.full(), 4, ranks=2).positions(rank=2)),

@@ -50,6 +50,8 @@ def plan_sharding(
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         if rank < 0:
             raise ValueError("group: this process is not in it")
+    elif not isinstance(ranks, SupportsIndex):
+        raise TypeError(f"ranks: type {type(ranks).__name__}, expected an integer")
     elif ranks < 1:
         raise ValueError(f"ranks: {ranks}, expected at least 1")
     key = None
