@@ -146,6 +146,41 @@ else:
 _side.dist.get_backend_config, _side.dist.new_group = known, new
 """
 
+# A collective instead of messages tells the numbers to many processes.
+BY_COLLECTIVE = """
+_side._MOST_MESSAGES = 1
+OF_ALL = [[rank, 7] for rank in range(ranks)]
+assert _side.gathered(None, [rank, 7]) == OF_ALL
+attention(x, x, x, rule=af.local(3))
+_side._MOST_MESSAGES = 8
+"""
+
+# Messages of the program itself are under way.
+OWN_MESSAGES = """
+x = torch.randn(1, 2, 64, 8, generator=torch.Generator().manual_seed(rank))
+call = lambda: attention(x, x, x, rule=af.causal(), exchange="keys")
+expected = call()
+for tag in range(4):
+    mine = torch.full((x.numel(),), 9.0)
+    sent = dist.isend(mine, 1, tag=tag) if rank == 0 else None
+    assert torch.equal(call(), expected)
+    if rank == 1:
+        dist.recv(mine.zero_(), 0, tag=tag)
+    assert (mine == 9).all()
+    sent and sent.wait()
+"""
+
+# Outside of compiled graphs, and twice in checkpoints.
+GRAPHS = """
+from torch.utils.checkpoint import checkpoint
+x = torch.randn(1, 2, 64, 8, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+for exchange in ("keys", "heads"):
+    call = lambda x: attention(x * 2, x, x, rule=af.causal(), exchange=exchange)
+    ways = [call, lambda x: checkpoint(call, x, use_reentrant=False), torch.compile(call, backend="eager")]
+    made = [[out, *torch.autograd.grad(out.sum(), x)] for out in (way(x) for way in ways)]
+    assert all(torch.equal(a, b) for one in made[1:] for a, b in zip(one, made[0]))
+"""
+
 # As many stages as there may be, and the same results.
 MANY_STAGES = """
 from anyflash.torch.distributed import _attention, _schedule
@@ -170,8 +205,9 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
 @pytest.mark.parametrize(
     "processes, programs",
     [
-        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, MANY_STAGES]),
-        (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE, BESIDE, MANY_STAGES]),
+        (1, [GRAPHS]),
+        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, MANY_STAGES, OWN_MESSAGES, GRAPHS]),
+        (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE, BESIDE, BY_COLLECTIVE, MANY_STAGES]),
     ],
 )
 def test_accuracy_and_what_else_holds(processes, programs, tmp_path):

@@ -106,9 +106,77 @@ assert torch.allclose(attention(x, x, x, rule=af.documents(ids)), attention(x, x
 assert not torch.equal(attention(x, x, x, rule=af.documents(ids)), before)
 """
 
+# Backward passes, and unshard, are agreed on as calls are.
+OTHER_STEPS = """
+from contextlib import contextmanager
+@contextmanager
+def told(*parts):
+    try:
+        yield
+    except ValueError as error:
+        assert all(part in str(error) for part in parts) and "\\n" not in str(error), error
+    else:
+        raise AssertionError(parts)
+
+y = torch.randn(1, 2, 12, 8, generator=torch.Generator().manual_seed(rank)).to(device).requires_grad_()
+s = plan_sharding(af.causal(), 24)
+for exchange in ("keys", "heads"):
+    call = lambda: attention(y, y * 2, y * 3, rule=af.causal(), exchange=exchange)
+    gradient = lambda out: torch.autograd.grad(out.sum(), y, retain_graph=True)[0]
+    first, second = call(), 2 * call()
+    expected = gradient(first)
+    for _ in range(2):
+        with told("call: the backward pass of call ", " in rank 1, expected the backward pass of call "):
+            gradient((first, second)[rank])
+        with told("call: a forward pass in rank 1, expected the backward pass of call "):
+            gradient(first) if rank == 0 else call()
+        with told("call: unshard of query, torch.float32, axis 2, other sizes (1, 2, 8) in rank 1, expected the backward"):
+            gradient(first) if rank == 0 else s.unshard(y, dim=2)
+        assert torch.equal(gradient(first), expected)
+        torch.testing.assert_close(gradient(second), 2 * expected)
+    q, k = (y.detach().clone().requires_grad_() for _ in range(2))
+    out = attention(q, k, k, rule=af.causal(), exchange=exchange)
+    every = torch.autograd.grad(out.sum(), (q, k), retain_graph=True)
+    (alone,) = torch.autograd.grad(out.sum(), (q,), retain_graph=True) if rank else torch.autograd.grad(out.sum(), (q, k))[:1]
+    assert torch.equal(alone, every[0])
+with told("unshard of query, torch.float32, axis 2, other sizes (1, 2, 8) in rank 1, expected unshard of query, torch.float32, axis 2, other sizes (1, 2, 5)"):
+    s.unshard(x if rank else x[..., :5], dim=2)
+with told("x: 5 entries along axis 2, expected the 12 of this process"):
+    s.unshard(x if rank else x[:, :, :5], dim=2)
+assert s.unshard(x, dim=2).shape == (1, 2, 24, 8)
+with told("distributed attention: in a trace, transform or dispatch mode, expected a plain call"):
+    torch.func.grad(lambda x: attention(x, x, x).sum())(x)
+"""
+
+# A group for GPUs takes no tensors on the CPU. The group of gloo beside it ends with it.
+FOR_GPUS = """
+import gc
+from anyflash.torch.distributed import _side
+groups = dist.distributed_c10d._world.pg_map
+before = len(groups)
+group = dist.new_group(backend="cuda:gloo")
+refused("query: on cpu, expected a device of the group's backend, cuda:gloo", group=group)
+assert len(groups) == before + 2
+dist.destroy_process_group(group)
+group = None
+gc.collect()
+assert len(groups) == before and not len(_side._sides)
+"""
+
+
+# What is kept of calls is bounded by the bytes of their tables.
+KEPT = """
+from anyflash.torch.distributed import _attention
+_attention._MOST_BYTES, known = 3000, _attention._programs[dist.group.WORLD]
+for n in range(2, 9):
+    rule = af.documents(torch.arange(24) // n)
+    assert torch.equal(attention(x, x, x, rule=rule), attention(x, x, x, rule=rule))
+assert 0 < sum(one.bytes for one in known.values()) <= 3000
+"""
+
 
 def test_errors_in_every_process(tmp_path):
-    run_processes(BEGIN + MISMATCHES + REFUSALS + KNOWN, tmp_path)
+    run_processes(BEGIN + MISMATCHES + REFUSALS + KNOWN + OTHER_STEPS + FOR_GPUS + KEPT, tmp_path)
 
 
 GONE = """

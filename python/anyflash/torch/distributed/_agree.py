@@ -1,19 +1,21 @@
-"""Whether all processes of a group make the same call. Each says so in one small all_gather; a process that was about
-to raise still takes part, so that no other waits for it."""
+"""Whether all processes of a group do the same. Each tells the others one number before an exchange; a process that was
+about to raise still takes part, so that no other waits for it."""
 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ._side import asked, gathered, lost, told
+from ._side import asked, gathered, lost, told, whole_of
 
 # What has to be equal, each with a text that a message can show.
 FIELDS = (
+    "call",
     "query",
     "key",
     "value",
@@ -28,10 +30,26 @@ FIELDS = (
 )
 
 
-def same(group: Any, number: int) -> Callable[[], bool]:
-    """Asks whether all processes say this number, and not 0; the function waits for the answer."""
-    answer = asked(group, [number])
-    return lambda: all(one == [number] for one in answer()) and number != 0
+_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of a group's questions so far
+
+
+def same(group: Any, number: int) -> tuple[int, Callable[[], bool]]:
+    """Asks whether all processes say this number, and not 0. Returns the number of this question, the same in all
+    processes, and a function that waits for the answer."""
+    answer, whole = asked(group, [number]), whole_of(group)
+    _counts[whole] = count = _counts.get(whole, 0) + 1
+    return count, lambda: all(one == [number] for one in answer()) and number != 0
+
+
+def step(group: Any, text: str, error: Exception | None = None) -> tuple[int, Callable[[], None]]:
+    """Asks whether all processes do what the text says. The function waits for the answer, and raises if they do not."""
+    count, all_do = same(group, 0 if error else number_of(text))
+
+    def check() -> None:
+        if not all_do():
+            agree(group, {"call": text}, (0, 0, 0), error)
+
+    return count, check
 
 
 def agree(group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None) -> list[list[int]]:
@@ -44,9 +62,9 @@ def agree(group: Any, said: Mapping[str, str], own: tuple[int, int, int], error:
     return rows
 
 
-def number_of(rows: list[list[int]]) -> int:
-    """A number for what `agree` returned."""
-    return _digest(str(rows)) or 1
+def number_of(what: Any) -> int:
+    """A number, not 0, for a text or for what `agree` returned."""
+    return _digest(str(what)) or 1
 
 
 def _refuse(group: Any, error: Exception | None, texts: list[str]) -> None:

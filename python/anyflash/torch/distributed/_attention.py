@@ -27,15 +27,15 @@ from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
 from ._schedule import Costs, Layout, Schedule, schedule_of
 from ._sharding import Sharding
-from ._side import gathered, whole_of
+from ._side import check_device, gathered, graph_break, whole_of
 from ._speed import speed_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_FULL = full()
+_FULL, _SOME = full(), torch.empty(0, device="cpu")
 _MOST_KEPT = 256
-_MOST_PROGRAMS = 64
+_MOST_PROGRAMS, _MOST_BYTES = 64, 128 << 20  # of a group
 _programs: weakref.WeakKeyDictionary[Any, OrderedDict[Any, _Program]] = weakref.WeakKeyDictionary()  # of a group
 _checked: set[Any] = set()  # calls that the library has no objection to
 _AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
@@ -43,6 +43,7 @@ _NOT_HERE = ("plan", "out", "page_table", "num_chunks_q", "num_chunks_kv", "drop
 
 
 @with_scalars
+@graph_break
 def attention(
     q: Tensor,
     k: Tensor | None = None,
@@ -65,15 +66,15 @@ def attention(
     """anyflash.torch.attention of a sequence that is split over the processes of a group, with gradients of q, k, v,
     bias and sink, through out and lse. All processes call it with the same options. The result is that of one process.
 
-    q, k, v : this process' part of the sequence, in any layout. It is split along its outermost dimension. out and lse
-        are those of its queries.
+    q, k, v : this process' part of the sequence, in any layout. It is split along its outermost dimension.
     group : the process group, the default one if not given: gloo for tensors on the CPU, NCCL on GPUs.
     sharding : made by plan_sharding: which entries the parts are. Without it they are contiguous, in the order of the
         ranks. Their lengths may differ.
     rule : of the whole sequence. So are tables, cu_seqlens_q, cu_seqlens_k and key_lengths. They are complete in each
         process and on the CPU.
     bias : (batch or 1, heads or 1, own queries or 1, all keys or 1). One with one row, and sink and alibi_slopes, are
-        the same in each process. Their gradients are the sums of all processes.
+        the same in each process. Their gradients are the sums of all processes. If each process has one query, one row
+        is that of its own query.
     exchange : "keys" sends keys and values to the queries that see them. "heads" gives each process all entries of some
         heads (Ulysses). "auto" takes what moves fewer bytes.
 
@@ -81,14 +82,22 @@ def attention(
 
     Other options are those of anyflash.torch.attention. Pages, plans, `out` and numbers of chunks are refused.
 
-    If the processes' shapes, types, rules or options differ, or one refuses its part, all raise ValueError with one
-    line. If a process is gone, the others raise RuntimeError within the group's timeout.
+    Returns out of the own queries, as q with v's channels. With return_lse=True also lse, (batch, heads, own queries),
+    or (heads, own queries) in layouts without a batch; with "lm" row sums and row maxima of that shape instead.
+
+    All processes run every backward pass, in the same order. torch.compile leaves the call out of its graph.
+
+    If the processes' shapes, types, rules or options differ, one refuses its part (ValueError or TypeError), or their
+    backward passes run in another order, all raise, with one line: the others ValueError. If a process is gone, the
+    others raise RuntimeError within the group's timeout.
     """
+    if not is_direct(_SOME):
+        raise ValueError("distributed attention: in a trace, transform or dispatch mode, expected a plain call")
     group = sharding.group if group is None and isinstance(sharding, Sharding) else group
     outside = dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to processes that are not in it
     if group is not None and not isinstance(group, dist.ProcessGroup) and group != outside:
         raise TypeError(f"group: type {type(group).__name__}, expected a process group")
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("group: this process is not in it")
     known = _programs.setdefault(whole_of(group), OrderedDict())
@@ -100,15 +109,15 @@ def attention(
     except Exception:  # the checks have the message
         pass
     program = known.get(key)
-    given = group, q, k, v, bias, sink, alibi_slopes
-    all_know = same(group, program.number if program else 0)
+    count, all_know = same(group, program.number if program else 0)
+    given = group, count, q, k, v, bias, sink, alibi_slopes
     prepared = program.prepared(*given) if program else None  # while they answer
     if not all_know():
         call, error = None, None
         try:
             refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
             call = _Prepared(q, k, v, rule, tables, refused, scalars, sharding, exchange, return_lse)
-            call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
+            call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, group)
         except Exception as caught:
             error = caught
         said, own = (call.said() if call and not error else {}), (call.lengths() if call else (0, 0, 0))
@@ -117,7 +126,8 @@ def attention(
         program = _Program(call, group, rank, rows)
         if key is not None and program.schedule.rule is not None:
             known[key] = program
-            while len(known) > _MOST_PROGRAMS:
+            most = max(_MOST_BYTES, program.bytes)
+            while len(known) > _MOST_PROGRAMS or sum(one.bytes for one in known.values()) > most:
                 known.popitem(last=False)
         prepared = program.prepared(*given)
     else:
@@ -131,7 +141,7 @@ def _key(
     exchange: Any, return_lse: Any,
 ) -> Any:  # fmt: skip
     """What two calls share that do the same; None, or an error, of a call that has to be looked at."""
-    if torch.compiler.is_compiling() or not is_direct(*tensors[:5]) or not _core.plain_scalars(scalars):
+    if not is_direct(*tensors[:5]) or not _core.plain_scalars(scalars):
         return None
     if any(one is not None and one.device.type != "cpu" for one in numbers):
         return None
@@ -158,6 +168,8 @@ class _Program:
         self.number = number_of(rows)  # the same in all processes, and of no other call
         self.kind, self.batched, self.return_lse = call.kind, call.batched, call.return_lse
         self.rule, self.layout = call.whole, call.layout(lengths)
+        # The schedule and the local calls have tables of their own, of about the same size each.
+        self.bytes = 4 * sum(table.nbytes for table in self.rule._parts[1].values())
         shapes = self.layout.q_shape, self.layout.k_shape
         _core.seen_keys(self.rule, *shapes, call.align, [], 1)  # checks the rule, as all processes do
         self.shares_bias = call.shares_bias(lengths, self.layout)
@@ -174,11 +186,13 @@ class _Program:
             least = self.local.least_budget(*plain, any(call.needs))
             _check_budget(call.scalars["memory_budget"], gathered(group, [least]))
 
-    def prepared(self, group: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any, slopes: Any) -> tuple[Any, ...]:
+    def prepared(
+        self, group: Any, count: int, q: Tensor, k: Any, v: Any, bias: Any, sink: Any, slopes: Any
+    ) -> tuple[Any, ...]:
         """What `run` takes: all that needs no other process."""
         q, k, v = q.unbind(0) if self.kind == "qkv" else (q, k, v)
         q, k, v = (_to_bhsd(self.kind, x) for x in (q, k, v))
-        call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, self.needs_lse)
+        call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, self.needs_lse, count)
         return q, k, v, bias, sink, call, None if self.by_heads else call.ready(k, v)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
@@ -187,7 +201,8 @@ class _Program:
             if self.key_lengths is not None:
                 options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
             lm = self.return_lse == "lm"
-            out, *rows = attention_by_heads(q, k, v, self.rule, self.layout, call.group, sink, options, lm)
+            given = self.rule, self.layout, call.group, call.number, sink, options, lm
+            out, *rows = attention_by_heads(q, k, v, *given)
         else:
             out, l, m, lse = AttentionByKeys.apply(q, k, v, bias, sink, call, first)
             rows = [l, m] if self.return_lse == "lm" else [lse]
@@ -255,10 +270,8 @@ class _Prepared:
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
             if one.device != q.device:
                 raise ValueError(f"{name}: on {one.device}, expected {q.device} as query")
-        if torch.compiler.is_compiling() or not is_direct(q, k, v):
-            raise ValueError(
-                "query: traced, transformed or a subclass, expected plain tensors in distributed attention"
-            )
+        if not is_direct(q, k, v):
+            raise ValueError("query, key, value: a subclass or on meta, expected plain tensors")
         self.batched = self.kind not in ("thd", "qkv")
         self.q, self.k, self.v = (self._checked(name, one) for name, one in (("query", q), ("key", k), ("value", v)))
         self.bias = self.sink = self.slopes = self.lengths_q = None
@@ -272,8 +285,9 @@ class _Prepared:
         return _to_bhsd(self.kind, x)
 
     def add_tensors(
-        self, bias: Any, slopes: Any, sink: Any, cu_q: Any, cu_k: Any, key_lengths: Any, ranks: int
+        self, bias: Any, slopes: Any, sink: Any, cu_q: Any, cu_k: Any, key_lengths: Any, group: Any
     ) -> None:
+        check_device("query", self.q, group)
         given = {"bias": bias, "alibi_slopes": slopes, "sink": sink}
         given |= {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "key_lengths": key_lengths}
         for name, one in given.items():
@@ -299,7 +313,7 @@ class _Prepared:
         if bias is not None and bias.shape[2] not in (1, queries):
             raise ValueError(f"bias: {bias.shape[2]} queries, expected {queries} as in query, or 1")
         if self.sharding is not None:
-            self._check_sharding(self.sharding, ranks)
+            self._check_sharding(self.sharding, dist.get_world_size(group))
         self._check_alone(key_lengths)
         if key_lengths is not None:
             self.key_lengths = [int(one) for one in key_lengths]
@@ -346,6 +360,7 @@ class _Prepared:
     def said(self) -> dict[str, str]:
         """What has to be the same in all processes, as texts."""
         return {
+            "call": "a forward pass",
             "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels, {self.q.device.type}",
             "key": f"{self.k.dtype}, {_sizes(self.k)}, {self.k.shape[-1]} channels",
             "value": f"{self.v.dtype}, {self.v.shape[-1]} channels",

@@ -21,6 +21,10 @@ from ._side import lost, whole_of
 # its end, and the exchange would begin then.
 _HEAD_START = 12_000
 
+# gloo pairs messages by their tags: above those of others, and of each call its own.
+_TAG = 1 << 30
+_CALLS, _TAGS_OF_CALL = 1 << 12, 1 << 18
+
 _Pair = tuple[Tensor, Tensor]  # of keys and values
 
 
@@ -91,10 +95,12 @@ def routes_of(stage: Stage, rank: int, own: Pieces) -> Routes:
 
 
 class Exchange:
-    """One process' side of the messages. `own`: the keys that it has."""
+    """One process' side of the messages. `own`: the keys that it has. `count`: the number of the call."""
 
-    def __init__(self, group: Any, schedule: Schedule, rank: int, own: Pieces) -> None:
+    def __init__(self, group: Any, schedule: Schedule, rank: int, own: Pieces, count: int) -> None:
+        self.check: Callable[[], None] | None = None  # whether all take part, asked before the first message
         self.group, self.schedule, self.rank, self.own = group, schedule, rank, own
+        self.tag = _TAG + count % _CALLS * _TAGS_OF_CALL
 
     def keys(self, number: int, k: Tensor, v: Tensor) -> Ready:
         """What others see of these keys and values. memory: those that come here, in the order of the sequence. number:
@@ -104,12 +110,18 @@ class Exchange:
         messages: list[_Message] = []
         arrived: list[Callable[[], Any]] = []
         for to, spans in routes.sent:
-            messages += self._sent(to, 2 * number, (as_sent(k), as_sent(v)), spans)
+            messages += self._sent(to, self.tag + 4 * number, (as_sent(k), as_sent(v)), spans)
         for sender, spans in routes.received:
-            messages += self._received(sender, 2 * number, buffers, spans, arrived)
+            messages += self._received(sender, self.tag + 4 * number, buffers, spans, arrived)
         return Ready((as_given(buffers[0]), as_given(buffers[1])), messages, arrived)
 
+    def agree(self) -> None:
+        check, self.check = self.check, None
+        if check is not None:
+            check()
+
     def start(self, ready: Ready) -> Pending:
+        self.agree()
         memory, messages, arrived = ready
         works = self._start(messages)
         if works and messages[0].tensor.is_cuda:
@@ -119,16 +131,16 @@ class Exchange:
     def return_gradients(self, number: int, gradients: _Pair) -> Pending:
         """The way back: sends gradients of the stage's keys and values to their processes. memory: what comes here, as
         (spans of the own keys, tensors) in a fixed order."""
-        routes = self._routes(number)
+        routes, tag = self._routes(number), self.tag + 4 * number + 2
         messages: list[_Message] = []
         arriving = []
         dk, dv = gradients
         for sender, spans in routes.received:
-            messages += self._sent(sender, 2 * number + 1, (as_sent(dk), as_sent(dv)), spans)
+            messages += self._sent(sender, tag, (as_sent(dk), as_sent(dv)), spans)
         for to, spans in routes.sent:
             count = count_of(spans)
             buffers = new_keys(dk, count), new_keys(dv, count)
-            messages += self._received(to, 2 * number + 1, buffers, ((0, count),), [])
+            messages += self._received(to, tag, buffers, ((0, count),), [])
             arriving.append((spans, (as_given(buffers[0]), as_given(buffers[1]))))
         return self.start(Ready(arriving, messages, []))
 
@@ -140,24 +152,24 @@ class Exchange:
         return kept
 
     @staticmethod
-    def _sent(peer: int, step: int, tensors: _Pair, spans: Pieces) -> list[_Message]:
+    def _sent(peer: int, tag: int, tensors: _Pair, spans: Pieces) -> list[_Message]:
         made = []
         for i, x in enumerate(tensors):
             parts = [x[start : start + count] for start, count in spans]
             x = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts).contiguous()
-            made.append(_Message(True, x, peer, step << 1 | i))
+            made.append(_Message(True, x, peer, tag + i))
         return made
 
     @staticmethod
     def _received(
-        peer: int, step: int, buffers: _Pair, spans: Pieces, arrived: list[Callable[[], Any]]
+        peer: int, tag: int, buffers: _Pair, spans: Pieces, arrived: list[Callable[[], Any]]
     ) -> list[_Message]:
         """Straight to their place if that is one span of the buffers, else to memory of their own before."""
         made = []
         for i, x in enumerate(buffers):
             parts = [x[start : start + count] for start, count in spans]
             to = parts[0] if len(parts) == 1 else x.new_empty((count_of(spans), *x.shape[1:]))
-            made.append(_Message(False, to, peer, step << 1 | i))
+            made.append(_Message(False, to, peer, tag + i))
             if len(parts) > 1:
                 counts = [count for _, count in spans]
                 arrived.append(partial(torch._foreach_copy_, parts, to.split(counts)))

@@ -9,30 +9,42 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._attention import attention, in_memory
-from ._agree import summed
+from ._agree import step, summed
 from ._pieces import Pieces, count_of
 from ._side import lost
 
 
 class ToHeads(torch.autograd.Function):
-    """(batch, heads, own entries, ...) -> (batch, heads / processes, all entries, ...)."""
+    """q, k and v: (batch, heads, own entries, ...) -> (batch, heads / processes, all entries, ...). And the sink, which
+    all processes have: its gradient is the sum of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pieces: tuple[Pieces, ...], group: Any, inner: int) -> Tensor:
-        ctx.split = pieces, group, inner
-        return to_heads(x, pieces, group, inner)
+    def forward(ctx: Any, splits: Any, group: Any, count: int, sink: Tensor | None, *tensors: Tensor) -> Any:
+        ctx.given = splits, group, count
+        made = [to_heads(x, pieces, group, inner) for x, (pieces, inner) in zip(tensors, splits)]
+        made.append(None if sink is None else sink.view_as(sink))
+        wanted = *ctx.needs_input_grad[4:], ctx.needs_input_grad[3]
+        ctx.mark_non_differentiable(*(x for x, one in zip(made, wanted) if x is not None and not one))
+        return tuple(made)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return to_entries(in_memory(gradient), *ctx.split), None, None, None
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        splits, group, count = ctx.given
+        of_sink, *wanted = ctx.needs_input_grad[3:]
+        step(group, f"the end of the backward pass of call {count}")[1]()
+        made = [
+            to_entries(in_memory(gradient), pieces, group, inner) if one else None
+            for gradient, (pieces, inner), one in zip(gradients, splits, wanted)
+        ]
+        return None, None, None, summed(gradients[3], group) if of_sink else None, *made
 
 
 class ToEntries(torch.autograd.Function):
     """The way back, of several results: all processes return the gradients of all, also of those that have none."""
 
     @staticmethod
-    def forward(ctx: Any, pieces: tuple[Pieces, ...], group: Any, inner: int, *results: Tensor) -> Any:
-        ctx.split = pieces, group, inner
+    def forward(ctx: Any, pieces: tuple[Pieces, ...], group: Any, inner: int, count: int, *results: Tensor) -> Any:
+        ctx.split, ctx.count = (pieces, group, inner), count
         made = tuple(to_entries(x, pieces, group, inner) for x in results)
         ctx.differentiable = [x.requires_grad for x in results]
         ctx.mark_non_differentiable(*(one for one, wanted in zip(made, ctx.differentiable) if not wanted))
@@ -40,24 +52,12 @@ class ToEntries(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        step(ctx.split[1], f"the backward pass of call {ctx.count}")[1]()
         made = [
             to_heads(in_memory(one), *ctx.split) if wanted else None
             for one, wanted in zip(gradients, ctx.differentiable)
         ]
-        return None, None, None, *made
-
-
-class Shared(torch.autograd.Function):
-    """A tensor that all processes have: its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return summed(gradient, ctx.group), None
+        return None, None, None, None, *made
 
 
 def to_heads(x: Tensor, pieces: tuple[Pieces, ...], group: Any, inner: int) -> Tensor:
@@ -98,29 +98,24 @@ def _reordered(x: Tensor, pieces: tuple[Pieces, ...], inner: int, back: bool) ->
 
 
 def attention_by_heads(
-    q: Tensor, k: Tensor, v: Tensor, rule: Any, layout: Any, group: Any, sink: Any, options: dict[str, Any], lm: bool
-) -> Any:
+    q: Tensor, k: Tensor, v: Tensor, rule: Any, layout: Any, group: Any, count: int, sink: Any,
+    options: dict[str, Any], lm: bool,
+) -> Any:  # fmt: skip
     """(out, lse), or (out, l, m), of the process' queries."""
     ranks, rank = len(layout.queries), dist.get_rank(group)
     inner_q, inner_k = _inner(layout.q_shape), _inner(layout.k_shape)
-
-    def all_entries(x: Tensor, pieces: tuple[Pieces, ...], shape: tuple[int, ...], inner: int) -> Tensor:
-        flat: Tensor = ToHeads.apply(x.flatten(2, -2), pieces, group, inner)
-        return flat.unflatten(2, shape)
-
-    of = {
-        "q": all_entries(q, layout.queries, layout.q_shape, inner_q),
-        "k": all_entries(k, layout.keys, layout.k_shape, inner_k),
-        "v": all_entries(v, layout.keys, layout.k_shape, inner_k),
-    }
+    splits = (layout.queries, inner_q), (layout.keys, inner_k), (layout.keys, inner_k)
+    *flat, sink = ToHeads.apply(splits, group, count, sink, *(x.flatten(2, -2) for x in (q, k, v)))
+    shapes = layout.q_shape, layout.k_shape, layout.k_shape
+    q_all, k_all, v_all = (x.unflatten(2, shape) for x, shape in zip(flat, shapes))
     heads = q.shape[1] // ranks
     options = dict(options)
     if sink is not None:
-        options["sink"] = Shared.apply(sink, group).narrow(0, rank * heads, heads)
+        options["sink"] = sink.narrow(0, rank * heads, heads)
     if (slopes := options.get("alibi_slopes")) is not None:
         options["alibi_slopes"] = slopes.narrow(-1, rank * heads, heads)
-    made = attention(of["q"], of["k"], of["v"], rule=rule, return_lse="lm" if lm else True, **options)
-    out, *rows = ToEntries.apply(layout.queries, group, inner_q, made[0].flatten(2, -2), *made[1:])
+    made = attention(q_all, k_all, v_all, rule=rule, return_lse="lm" if lm else True, **options)
+    out, *rows = ToEntries.apply(layout.queries, group, inner_q, count, made[0].flatten(2, -2), *made[1:])
     return out.unflatten(2, (-1, *layout.q_shape[1:])), *rows
 
 

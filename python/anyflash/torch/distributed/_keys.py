@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._attention import in_memory, once
-from ._agree import summed
+from ._agree import step, summed
 from ._exchange import Exchange, Pending, Ready
 from ._local import Joined, Local, apart
 from ._schedule import Schedule
@@ -23,13 +23,14 @@ class Call(NamedTuple):
     shared_bias: bool  # its one row is that of all queries, in all processes
     slopes: Tensor | None
     needs_lse: bool
+    number: int  # of the call in its group
 
-    def exchange(self) -> Exchange:
-        return Exchange(self.group, self.schedule, self.rank, self.local.layout.keys[self.rank])
+    def exchange(self, count: int) -> Exchange:
+        return Exchange(self.group, self.schedule, self.rank, self.local.layout.keys[self.rank], count)
 
     def ready(self, k: Tensor, v: Tensor) -> Ready | None:
         """The first messages."""
-        return self.exchange().keys(0, k.detach(), v.detach()) if self.stages() else None
+        return self.exchange(self.number).keys(0, k.detach(), v.detach()) if self.stages() else None
 
     def stages(self) -> tuple[Any, ...]:
         """None if this process neither sends nor receives anything."""
@@ -44,7 +45,8 @@ class AttentionByKeys(torch.autograd.Function):
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
         joined = Joined(q, v.shape[-1], call.local.inner_q)
         last: tuple[Tensor, ...] = ()
-        for number, k_here, v_here in _in_turn(call, k, v, len(call.stages()), (-1, k, v), first):
+        exchange, stages = call.exchange(call.number), len(call.stages())
+        for number, k_here, v_here in _in_turn(exchange, k, v, stages, (-1, k, v), first):
             last = (k_here, v_here) if number >= 0 else ()
             for one in call.local.calls(number):
                 joined.add(one.part.rows, *call.local.forward(one, q, k_here, v_here, bias, call.slopes, sink))
@@ -58,29 +60,30 @@ class AttentionByKeys(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Any, _: Any, __: Any, dlse: Any) -> Any:
-        out = ctx.saved_tensors[5]
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        out = saved[5]
         # Without a gradient too: the others may have one, and wait for this process.
         dout = torch.zeros_like(out) if dout is None else in_memory(dout)
         dlse = None if dlse is None else in_memory(dlse)
         wanted = ctx.needs_input_grad
-        return *once(_backward, ctx.call, wanted, dout, dlse, *ctx.saved_tensors), None, None
+        return *once(_backward, ctx.call, wanted, dout, dlse, *saved), None, None
 
 
-def _stages_back(call: Call, k: Tensor, v: Tensor, last: tuple[Tensor, ...]) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _stages_back(
+    exchange: Exchange, stages: int, k: Tensor, v: Tensor, last: tuple[Tensor, ...], first: Ready | None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The keys of stages by their numbers, the own ones under -1. The last stage first, whose keys the forward pass has left, and the own keys at the end: so there is work beside
     the first message and beside the last."""
-    stages = len(call.stages())
     if stages:
-        yield from _in_turn(call, k, v, stages - 1, (stages - 1, *last))
+        yield from _in_turn(exchange, k, v, stages - 1, (stages - 1, *last), first)
     yield -1, k, v
 
 
 def _in_turn(
-    call: Call, k: Tensor, v: Tensor, stages: int, at_hand: Any, first: Ready | None = None
+    exchange: Exchange, k: Tensor, v: Tensor, stages: int, at_hand: Any, first: Ready | None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """What needs no message, then so many stages. While one is worked on, the next is under way. first: the messages of
     the first one, if they are ready."""
-    exchange = call.exchange()
 
     def send(i: int, ready: Ready | None = None) -> Pending | None:
         return exchange.start(ready or exchange.keys(i, k, v)) if i < stages else None
@@ -137,13 +140,18 @@ def _backward(
     call: Call, wanted: Any, dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
     out: Tensor, lse: Tensor, *last: Tensor,
 ) -> Any:  # fmt: skip
-    local, exchange = call.local, call.exchange()
+    local, stages, count, check = call.local, len(call.stages()), 0, None
+    if call.schedule.stages or sink is not None or call.shared_bias:  # the same in all processes
+        count, check = step(call.group, f"the backward pass of call {call.number}")
+    exchange = call.exchange(count)
+    exchange.check = check
+    first = exchange.keys(0, k, v) if stages > 1 else None  # while they answer
     of_keys = wanted[1] or wanted[2]
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
     own = [_Sum(k), _Sum(v)]
     returning: Pending | None = None
-    for number, k_here, v_here in _stages_back(call, k, v, last):
+    for number, k_here, v_here in _stages_back(exchange, stages, k, v, last, first):
         of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
         for one in local.calls(number):
             part = one.part
@@ -159,6 +167,7 @@ def _backward(
             _add_returned(own, returning)  # of the stage before: only one is under way
             returning = exchange.return_gradients(number, gradients)
     _add_returned(own, returning)
+    exchange.agree()
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()

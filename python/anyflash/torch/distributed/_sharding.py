@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import _core
+from ._agree import step
 from ._pieces import Piece, Pieces, common, count_of
 from ._schedule import Layout, Schedule, schedule_of, unit_of
+from ._side import check_device, graph_break, lost
 
 Side = Literal["query", "key"]
 
@@ -55,22 +57,29 @@ class Sharding:
             return x.narrow(dim, *pieces[0])
         return torch.cat([x.narrow(dim, *piece) for piece in pieces] or [x.narrow(dim, 0, 0)], dim)
 
+    @graph_break
     def unshard(self, x: Tensor, side: Side = "query", dim: int | None = None) -> Tensor:
         """The whole tensor of all processes' parts, in each process. Every process of the group calls it. No gradient
         passes through it."""
-        own = self._pieces(side)[self._rank(None)]
-        dim = self._axis(x, side, dim, count_of(own))
-        if x.shape[dim] != count_of(own):
-            raise ValueError(
-                f"x: {x.shape[dim]} entries along axis {dim}, expected the {count_of(own)} of this process"
-            )
+        own, text, error = count_of(self._pieces(side)[self._rank(None)]), "", None
+        try:
+            dim = self._axis(x, side, dim, own)
+            if x.shape[dim] != own:
+                raise ValueError(f"x: {x.shape[dim]} entries along axis {dim}, expected the {own} of this process")
+            check_device("x", x, self.group)
+            others = *x.shape[:dim], *x.shape[dim + 1 :]
+            text = f"unshard of {side}, {x.dtype}, axis {dim}, other sizes {others}"
+        except Exception as caught:
+            error = caught
+        step(self.group, text, error)[1]()
+        assert dim is not None
         every = self._pieces(side)
         most = max(map(count_of, every))
         part = x.detach().movedim(dim, 0)
         padded = part.new_zeros((most, *part.shape[1:]))  # all_gather takes equal sizes
         padded[: len(part)] = part
         gathered = [torch.empty_like(padded) for _ in every]
-        dist.all_gather(gathered, padded, group=self.group)
+        lost(lambda: dist.all_gather(gathered, padded, group=self.group))
         whole = part.new_empty((self._shape(side)[0], *part.shape[1:]))
         for pieces, one in zip(every, gathered):
             at = 0

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 _Result = TypeVar("_Result")
-_TAG = 1 << 21  # of no other message
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_TAG = (1 << 30) - 1  # of no other message
+_MOST_MESSAGES = 8  # that a process sends at once
 _sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -25,21 +29,31 @@ def side(group: Any) -> Any:
         ranks = dist.get_process_group_ranks(whole)
         made = lost(lambda: dist.new_group(ranks, _timeout(whole), backend="gloo", use_local_synchronization=True))
         _sides[whole] = made
+        weakref.finalize(whole, _destroy, made).atexit = False  # type: ignore[misc]
     return made
 
 
+def _destroy(group: Any) -> None:
+    try:
+        dist.destroy_process_group(group)
+    except (AssertionError, ValueError):  # all groups were destroyed before
+        pass
+
+
 def asked(group: Any, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
-    """Tells all processes these numbers; the function waits for theirs, and gives them in the order of the ranks. A
-    message to each is faster than a collective, which goes through threads of gloo's."""
-    mine, over = torch.tensor(numbers, dtype=torch.int64), side(group)
-    every = [mine if rank == over.rank() else torch.empty_like(mine) for rank in range(over.size())]
+    """Tells all processes these numbers; the function waits for theirs, and gives them in the order of the ranks. To few
+    processes a message each is faster than a collective, which goes through threads of gloo's."""
+    mine, over = torch.tensor(numbers, dtype=torch.int64, device="cpu"), side(group)
+    every = [mine.clone() for _ in range(over.size())]
     others = [rank for rank in range(over.size()) if rank != over.rank()]
-    works = lost(
-        lambda: [
-            *[over.recv([every[rank]], rank, _TAG) for rank in others],
-            *[over.send([mine], rank, _TAG) for rank in others],
-        ]
-    )
+
+    def start() -> list[Any]:
+        if len(others) > _MOST_MESSAGES:
+            return [over.allgather([every], [mine])]
+        received = [over.recv([every[rank]], rank, _TAG) for rank in others]
+        return received + [over.send([mine], rank, _TAG) for rank in others]
+
+    works = lost(start)
 
     def answer() -> list[list[int]]:
         for work in works:
@@ -79,6 +93,25 @@ def lost(communicate: Callable[[], _Result]) -> _Result:
         raise RuntimeError(
             f"anyflash.torch.distributed: another process of the group is gone or late: {line}"
         ) from error
+
+
+def check_device(name: str, x: torch.Tensor, group: Any) -> None:
+    try:
+        whole_of(group)._get_backend(x.device)
+    except RuntimeError:
+        config = dist.get_backend_config(group)
+        raise ValueError(f"{name}: on {x.device}, expected a device of the group's backend, {config}") from None
+
+
+def graph_break(function: _Function) -> _Function:
+    """torch.compile leaves it out of its graphs. Does not load torch._dynamo, which takes seconds."""
+    outside = torch._disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*given: Any, **more: Any) -> Any:
+        return (outside if "torch._dynamo" in sys.modules else function)(*given, **more)
+
+    return cast(_Function, call)
 
 
 def whole_of(group: Any) -> Any:
