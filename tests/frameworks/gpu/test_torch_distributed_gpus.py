@@ -67,7 +67,7 @@ def test_random_calls(tmp_path):
 
 def test_accuracy_and_what_else_holds(tmp_path):
     programs = [shared.ACCURACY, shared.SAME_BITS, shared.SHARD, shared.OTHER_LOSSES, shared.NOT_FINITE, IN_A_ROW]
-    run("\n".join(programs), tmp_path)
+    run("\n".join([*programs, shared.GRAPHS]), tmp_path)
 
 
 def test_join():
@@ -77,7 +77,8 @@ def test_join():
 
 
 def test_errors_in_every_process(tmp_path):
-    run_processes(faults.BEGIN + faults.MISMATCHES + faults.REFUSALS + faults.KNOWN, tmp_path, 2, DEVICE, 90)
+    programs = faults.BEGIN, faults.MISMATCHES, faults.REFUSALS, faults.KNOWN, faults.OTHER_STEPS
+    run_processes("".join(programs), tmp_path, 2, DEVICE, 90)
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

@@ -70,17 +70,17 @@ class AttentionByKeys(torch.autograd.Function):
 
 
 def _stages_back(
-    exchange: Exchange, stages: int, k: Tensor, v: Tensor, last: tuple[Tensor, ...], first: Ready | None
+    exchange: Exchange, stages: int, k: Tensor, v: Tensor, last: tuple[Tensor, ...]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The keys of stages by their numbers, the own ones under -1. The last stage first, whose keys the forward pass has left, and the own keys at the end: so there is work beside
     the first message and beside the last."""
     if stages:
-        yield from _in_turn(exchange, k, v, stages - 1, (stages - 1, *last), first)
+        yield from _in_turn(exchange, k, v, stages - 1, (stages - 1, *last))
     yield -1, k, v
 
 
 def _in_turn(
-    exchange: Exchange, k: Tensor, v: Tensor, stages: int, at_hand: Any, first: Ready | None
+    exchange: Exchange, k: Tensor, v: Tensor, stages: int, at_hand: Any, first: Ready | None = None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """What needs no message, then so many stages. While one is worked on, the next is under way. first: the messages of
     the first one, if they are ready."""
@@ -145,13 +145,12 @@ def _backward(
         count, check = step(call.group, f"the backward pass of call {call.number}")
     exchange = call.exchange(count)
     exchange.check = check
-    first = exchange.keys(0, k, v) if stages > 1 else None  # while they answer
     of_keys = wanted[1] or wanted[2]
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
     own = [_Sum(k), _Sum(v)]
     returning: Pending | None = None
-    for number, k_here, v_here in _stages_back(exchange, stages, k, v, last, first):
+    for number, k_here, v_here in _stages_back(exchange, stages, k, v, last):
         of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
         for one in local.calls(number):
             part = one.part
