@@ -106,6 +106,28 @@ for exchange in ("keys", "heads"):
     torch.testing.assert_close(part.grad, whole.grad[:, :, own])
 """
 
+# Logits as low as a padding bias, beside sinks that are lower still or not; second derivatives are refused, not dropped.
+LOW_LOGITS = """
+generator = torch.Generator().manual_seed(4)
+x = torch.randn(1, 2, 24, 8, generator=generator).to(device)
+bias = torch.zeros(1, 1, 24, 24, device=device)
+bias[:, :, ::2] = torch.finfo(torch.float32).min
+own = slice(24 * rank // ranks, 24 * (rank + 1) // ranks)
+for number in (-torch.inf, -3e38, 0.5):
+    sink = torch.full((2,), number, device=device)
+    part = attention(x[:, :, own], x[:, :, own], x[:, :, own], bias=bias[:, :, own], sink=sink, return_lse=True, exchange="keys")
+    for one, whole in zip(part, alone(x, x, x, bias=bias, sink=sink, return_lse=True)):
+        torch.testing.assert_close(one, whole[:, :, own])
+for exchange in ("keys", "heads"):
+    y = x[:, :, own].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(attention(y, y, y, exchange=exchange).sum(), y, create_graph=True)
+    try:
+        torch.autograd.grad(gradient.sum(), y)
+    except NotImplementedError:
+        continue
+    raise AssertionError(exchange)
+"""
+
 # A NaN in a key and infinity in a value of another process are seen by nobody, and by some.
 NOT_FINITE = """
 k = torch.randn(1, 4, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
@@ -207,7 +229,7 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
     "processes, programs",
     [
         (1, [GRAPHS]),
-        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, MANY_STAGES, OWN_MESSAGES, GRAPHS]),
+        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, LOW_LOGITS, MANY_STAGES, OWN_MESSAGES, GRAPHS]),
         (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE, BESIDE, BY_COLLECTIVE, MANY_STAGES]),
     ],
 )

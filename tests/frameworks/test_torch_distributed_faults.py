@@ -120,6 +120,7 @@ def told(*parts):
 
 y = torch.randn(1, 2, 12, 8, generator=torch.Generator().manual_seed(rank)).to(device).requires_grad_()
 s = plan_sharding(af.causal(), 24)
+kind = torch.device(device).type
 for exchange in ("keys", "heads"):
     call = lambda: attention(y, y * 2, y * 3, rule=af.causal(), exchange=exchange)
     gradient = lambda out: torch.autograd.grad(out.sum(), y, retain_graph=True)[0]
@@ -130,7 +131,7 @@ for exchange in ("keys", "heads"):
             gradient((first, second)[rank])
         with told("call: a forward pass in rank 1, expected the backward pass of call "):
             gradient(first) if rank == 0 else call()
-        with told("call: unshard of query, torch.float32, axis 2, other sizes (1, 2, 8) in rank 1, expected the backward"):
+        with told(f"call: unshard of query, torch.float32 on {kind}, axis 2, other sizes (1, 2, 8), plan ", " in rank 1, expected the backward"):
             gradient(first) if rank == 0 else s.unshard(y, dim=2)
         torch.testing.assert_close(gradient(first), expected)
         torch.testing.assert_close(gradient(second), 2 * expected)
@@ -139,10 +140,14 @@ for exchange in ("keys", "heads"):
     every = torch.autograd.grad(out.sum(), (q, k), retain_graph=True)
     (alone,) = torch.autograd.grad(out.sum(), (q,), retain_graph=True) if rank else torch.autograd.grad(out.sum(), (q, k))[:1]
     torch.testing.assert_close(alone, every[0])
-with told("unshard of query, torch.float32, axis 2, other sizes (1, 2, 8) in rank 1, expected unshard of query, torch.float32, axis 2, other sizes (1, 2, 5)"):
+with told("other sizes (1, 2, 8), plan ", f" in rank 1, expected unshard of query, torch.float32 on {kind}, axis 2, other sizes (1, 2, 5), plan "):
     s.unshard(x if rank else x[..., :5], dim=2)
 with told("x: 5 entries along axis 2, expected the 12 of this process"):
     s.unshard(x if rank else x[:, :, :5], dim=2)
+with told("plan ", " in rank 1, expected unshard of query"):
+    (s if rank else plan_sharding(af.full(), 24)).unshard(x, dim=2)
+with told("side: 'foo', expected 'query' or 'key'"):
+    s.unshard(x, side="foo" if rank else "query", dim=2)
 assert s.unshard(x, dim=2).shape == (1, 2, 24, 8)
 with told("distributed attention: in a trace, transform or dispatch mode, expected a plain call"):
     torch.func.grad(lambda x: attention(x, x, x).sum())(x)

@@ -199,7 +199,7 @@ class _Program:
         if self.by_heads:
             options = {**self.options, "alibi_slopes": call.slopes}
             if self.key_lengths is not None:
-                options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
+                options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64, device="cpu")
             lm = self.return_lse == "lm"
             given = self.rule, self.layout, call.group, call.number, sink, options, lm
             out, *rows = attention_by_heads(q, k, v, *given)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._attention import attention, in_memory
+from .._attention import attention, in_memory, once
 from ._agree import step, summed
 from ._pieces import Pieces, count_of
 from ._side import lost
@@ -32,11 +32,15 @@ class ToHeads(torch.autograd.Function):
         splits, group, count = ctx.given
         of_sink, *wanted = ctx.needs_input_grad[3:]
         step(group, f"the end of the backward pass of call {count}")[1]()
-        made = [
-            to_entries(in_memory(gradient), pieces, group, inner) if one else None
-            for gradient, (pieces, inner), one in zip(gradients, splits, wanted)
-        ]
-        return None, None, None, summed(gradients[3], group) if of_sink else None, *made
+
+        def back(*gradients: Tensor) -> Any:
+            made = [
+                to_entries(in_memory(gradient), pieces, group, inner) if one else None
+                for gradient, (pieces, inner), one in zip(gradients, splits, wanted)
+            ]
+            return summed(gradients[3], group) if of_sink else None, *made
+
+        return None, None, None, *once(back, *gradients)
 
 
 class ToEntries(torch.autograd.Function):
@@ -53,11 +57,14 @@ class ToEntries(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         step(ctx.split[1], f"the backward pass of call {ctx.count}")[1]()
-        made = [
-            to_heads(in_memory(one), *ctx.split) if wanted else None
-            for one, wanted in zip(gradients, ctx.differentiable)
-        ]
-        return None, None, None, None, *made
+
+        def back(*gradients: Tensor) -> Any:
+            return tuple(
+                to_heads(in_memory(one), *ctx.split) if wanted else None
+                for one, wanted in zip(gradients, ctx.differentiable)
+            )
+
+        return None, None, None, None, *once(back, *gradients)
 
 
 def to_heads(x: Tensor, pieces: tuple[Pieces, ...], group: Any, inner: int) -> Tensor:

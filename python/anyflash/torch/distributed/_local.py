@@ -18,7 +18,7 @@ from ._schedule import Layout, Schedule
 
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 # The sink of each part, of a call with a sink: too small to weigh anything. It tells rows whose visible logits are all
-# -inf (row_max is this) from rows that see no key (row_max is -inf).
+# -inf (row_max is this) from rows that see no key (row_max is -inf). A sink that is lower still is left out of them.
 _FAINT = -1e38
 
 
@@ -77,7 +77,7 @@ class Local:
         cut = _cut(call.part, q, k, v)
         options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes)
         if sink is not None:
-            options["sink"] = torch.full_like(sink.detach(), _FAINT, dtype=torch.float32)
+            options["sink"] = torch.where(sink.detach() > _FAINT / 2, _FAINT, -torch.inf).float()
         self._add_plan(call, cut, options)
         made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, *cut, None, "lm")
         return made
@@ -198,7 +198,7 @@ class Joined:
         if sink is not None:
             logit = sink.detach().to(self.kind)[:, None]
             logit = torch.where(sums == 0, -torch.inf, logit)  # of rows that see no key
-            faint = maxima <= _FAINT / 2
+            faint = (maxima <= _FAINT / 2) & (sink.detach()[:, None] > _FAINT / 2) | (maxima == -torch.inf)
             maxima = torch.where(faint, -torch.inf, maxima)
             greater = torch.maximum(logit, maxima)
             own = torch.where(faint, 0.0, (maxima - greater).exp() * sums)

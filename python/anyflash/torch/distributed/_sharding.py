@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from math import prod
 from typing import Any, Literal
 
@@ -61,14 +62,16 @@ class Sharding:
     def unshard(self, x: Tensor, side: Side = "query", dim: int | None = None) -> Tensor:
         """The whole tensor of all processes' parts, in each process. Every process of the group calls it. No gradient
         passes through it."""
-        own, text, error = count_of(self._pieces(side)[self._rank(None)]), "", None
+        text, error = "", None
         try:
+            own = count_of(self._pieces(side)[self._rank(None)])
             dim = self._axis(x, side, dim, own)
             if x.shape[dim] != own:
                 raise ValueError(f"x: {x.shape[dim]} entries along axis {dim}, expected the {own} of this process")
             check_device("x", x, self.group)
             others = *x.shape[:dim], *x.shape[dim + 1 :]
-            text = f"unshard of {side}, {x.dtype}, axis {dim}, other sizes {others}"
+            plan = sha256(repr(self._layout).encode()).hexdigest()[:8]
+            text = f"unshard of {side}, {x.dtype} on {x.device.type}, axis {dim}, other sizes {others}, plan {plan}"
         except Exception as caught:
             error = caught
         step(self.group, text, error)[1]()
