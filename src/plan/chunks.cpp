@@ -98,7 +98,8 @@ class Collector {
 
  private:
   /// A GPU takes fewer groups at a time, or its portable kernels, whose workspace does not grow with the channels.
-  /// Numbers of chunks ask for so many parts.
+  /// Numbers of chunks ask for so many parts. Which kernels fit may depend on the batch: so deterministic calls that may
+  /// be divided take the portable ones whatever fits.
   void collect_groups() {
     const auto parts = problem_.num_chunks_q.value_or(1) * problem_.num_chunks_kv.value_or(1);
     const auto most = std::max<std::int64_t>(1, (groups_ + parts - 1) / parts);
@@ -106,11 +107,13 @@ class Collector {
     if (most == groups_) parts_of.push_back({});
     for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
       if (n < groups_ || n == 1) parts_of.push_back({.groups = n});
-    for (const auto& one : parts_of) add(one);
+    const bool portable = problem_.deterministic && (problem_.memory_budget || parts > 1);
+    if (!portable)
+      for (const auto& one : parts_of) add(one);
     for (std::size_t i = 0; i < parts_of.size(); ++i) {
       parts_of[i].portable = true;
       add(parts_of[i]);
-      if (found_.back().shown.bytes >= found_[i].shown.bytes) found_.pop_back();
+      if (!portable && found_.back().shown.bytes >= found_[i].shown.bytes) found_.pop_back();
     }
   }
 

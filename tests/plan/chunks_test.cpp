@@ -71,6 +71,12 @@ TEST(Chunks, OfAGpu) {
   EXPECT_EQ(chosen(79), (Chunks{.groups = 4, .portable = true}));
   EXPECT_EQ(chosen(10), (Chunks{.groups = 1, .portable = true}));
   EXPECT_FALSE(chosen(9));
+  problem.deterministic = true;  // the kernel must not depend on what else is in the batch
+  EXPECT_EQ(chosen(800), Chunks{.portable = true});
+  EXPECT_EQ(chosen(79), (Chunks{.groups = 4, .portable = true}));
+  problem.memory_budget.reset();
+  EXPECT_FALSE(candidates_on(backend, problem, *plan).front().chunks.portable);
+  problem.deterministic = false, problem.memory_budget = 9;
 
   PlanExplanation explanation;
   for (const auto& one : candidates_on(backend, problem, *plan)) {
