@@ -61,13 +61,13 @@ struct Space {
 };
 
 /// Describes q, dout, k and v for splitting into bfloat16 terms. Returns the bytes that the terms take.
-std::int64_t split_of(const Problem& problem, const ExecutionPlan& plan, char* memory, SplitArgs& bf16_terms) {
-  bf16_terms.depth = padded_depth(problem), bf16_terms.bf16_terms = bf16_term_count(problem);
-  bf16_terms.tensors[0] = split_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
-  bf16_terms.tensors[1] = split_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
-  bf16_terms.tensors[2] = split_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
-  bf16_terms.tensors[3] = split_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
-  return place_split(bf16_terms, 4, problem.batch, memory);
+std::int64_t split_of(const Problem& problem, const ExecutionPlan& plan, char* memory, SplitArgs& split) {
+  split.depth = padded_depth(problem), split.bf16_terms = bf16_term_count(problem);
+  split.tensors[0] = split_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
+  split.tensors[1] = split_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
+  split.tensors[2] = split_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
+  split.tensors[3] = split_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
+  return place_split(split, 4, problem.batch, memory);
 }
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
