@@ -1,5 +1,5 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED, SECTION_MIB.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, BLOCKS, SECTION_MIB.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -14,8 +14,7 @@ using namespace anyflash::cuda;
 
 namespace {
 
-using Traits =
-    AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, ORDERED != 0>;
+using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, BLOCKS>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
 constexpr long long kSectionBytes = (SECTION_MIB ? SECTION_MIB : 32ll) << 20;
@@ -31,8 +30,8 @@ Rows rows_of(void* data, const Int3& size, int heads) {
 /// How many heads run at a time so that their K and V fit the L2; where tasks are short, that all thread blocks are at
 /// work once, so that memory is read all the time. All sections have about as many heads, so that the
 /// last one has tasks enough for all thread blocks.
-int section_heads(long long heads, long long group, long long head_bytes, long long tiles, long long sms) {
-  const long long wave = tiles <= 8 && SECTION_MIB == 0 ? std::max(sms / tiles, 1ll) : heads;
+int section_heads(long long heads, long long group, long long head_bytes, long long tiles, long long thread_blocks) {
+  const long long wave = tiles <= 8 && SECTION_MIB == 0 ? std::max(thread_blocks / tiles, 1ll) : heads;
   const long long near = std::min({std::max(kSectionBytes / head_bytes, 1ll) * group, heads, wave});
   const long long sections = std::max(heads / near, 1ll);
   return int(((heads + sections - 1) / sections + group - 1) / group * group);
@@ -80,7 +79,7 @@ extern "C" int attention(const Call* call, void* stream) {
   args.next_task = call->counters, args.again = call->counters + 1;
   args.scale = call->scale, args.scale_log2 = call->scale * 1.4426950409f;
   args.cap = call->softcap, args.cap_inverse = call->softcap > 0 ? 1 / call->softcap : 0;
-  const auto kernel = group_kernel<Block, AttentionArgs>;
+  const auto kernel = group_kernel<Block, AttentionArgs, BLOCKS>;
   const int bytes = shared_bytes<Block>();
   static const auto allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (allowed != cudaSuccess) return 2;
@@ -91,8 +90,8 @@ extern "C" int attention(const Call* call, void* stream) {
     return count;
   }();
   args.section_heads =
-      section_heads((long long)args.heads * call->batch, args.group, 4 * keys * HEAD_SIZE, args.tiles, sms);
-  args.early = (HEAD_SIZE == 128 || !ORDERED) && args.tasks >= 8 * sms;
-  kernel<<<std::min(args.tasks, sms), Traits::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(args);
+      section_heads((long long)args.heads * call->batch, args.group, 4 * keys * HEAD_SIZE, args.tiles, BLOCKS * sms);
+  args.early = HEAD_SIZE == 128 && args.tasks >= 8 * BLOCKS * sms;
+  kernel<<<std::min(args.tasks, BLOCKS * sms), Traits::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(args);
   return cudaGetLastError() == cudaSuccess ? 0 : 3;
 }

@@ -7,8 +7,8 @@ Examples, on a machine with an H100 or H200, nvcc and PyTorch:
     bench/hopper_forward/run.py --build --time --rows "s8192" d128_n128_w2_s2_q2
 
 A variant's name says what it is: head size (d), keys of a step (n), consumer warpgroups (w), pipeline stages of K and
-of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), unordered
-(warpgroups issue products in any order and leave out steps that they do not see), l2x8 (8 MiB of K and V at work at a
+of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), b3 (three thread
+blocks on a multiprocessor), l2x8 (8 MiB of K and V at work at a
 time), racecheck (for compute-sanitizer's racecheck).
 
 --check compares with float64 on random shapes: O by its norm and largest error, LSE, what is written beyond the
@@ -34,7 +34,7 @@ import masks
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_VARIANTS = ["d64_n128_w3_s3_q2", "d128_n128_w2_s2_q2", "d256_n64_w2_s2_q1"]
-NAME = re.compile(r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_l2x\d+|_racecheck)*)")
+NAME = re.compile(r"d(64|128|256)_n(\d+)_w([123])_s(\d)_q([12])((?:_half|_general|_b[234]|_l2x\d+|_racecheck)*)")
 
 
 def variant_name(text):
@@ -76,7 +76,7 @@ def build(name, folder):
         "QUERY_STAGES": q,
         "SCORE": "general" if "_general" in rest else "scale",
         "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
-        "ORDERED": int("_unordered" not in rest),
+        "BLOCKS": (re.search(r"_b(\d)", rest) or (0, 1))[1],
         "SECTION_MIB": (re.search(r"_l2x(\d+)", rest) or (0, 0))[1],
     }
     if "_racecheck" in rest:

@@ -49,36 +49,33 @@ std::int64_t visited(const RunList& list, std::int64_t first, std::int64_t count
   }
 }
 
-/// The variant that needs least time, by some query blocks of the first mask. Where masks may differ in the batch, by the
-/// rule alone, since results must not depend on what else is in it.
-Visits visits_of(const Problem& problem, const ExecutionPlan& plan) {
+/// Are tasks of one query block faster? By some query blocks of the first mask. Where masks may differ in the batch, by
+/// the rule alone, since results must not depend on what else is in it.
+bool is_sparse(const Problem& problem, const ExecutionPlan& plan) {
   const auto& group = plan.groups[0];
   const auto& list = group.keys_of_query_block;
   const auto blocks = static_cast<std::int64_t>(list.start.size()) - 1;
   const bool plain = is_plain(problem, plan);
   const int depth = padded_depth(problem);
-  if (depth > 128 || (depth == 128 && plain)) return Visits::dense;
+  if (depth > 128 || (depth == 128 && plain)) return false;
   if (plan.masks_on_device || may_differ_in_batch(problem) || blocks <= 0) {
-    if (depth == 128) return Visits::dense;
-    const bool ragged = std::any_of(
-        group.program.atoms, group.program.atoms + group.program.atom_count,
-        [](auto& atom) { return atom.kind == rules::AtomKind::blocks || atom.kind == rules::AtomKind::dense; });
-    return !plain ? Visits::sparse : ragged ? Visits::ragged : Visits::dense;
+    const auto is_ragged = [](auto& atom) {
+      return atom.kind == rules::AtomKind::blocks || atom.kind == rules::AtomKind::dense;
+    };
+    return depth == 64 &&
+           (!plain || std::any_of(group.program.atoms, group.program.atoms + group.program.atom_count, is_ragged));
   }
-  // Steps of 128 keys of three query blocks together, of two, and of 64 keys that each leaves out by itself; times as
-  // measured (docs/notes/hopper-forward.md).
-  constexpr std::int64_t both = 6, samples = 4;  // query blocks; of them
-  const auto groups = (blocks + both - 1) / both, asked = std::min(groups, samples);
-  double dense = 0, ragged = 0, sparse = 0, all = 0;
+  // One key block costs a query block alone 0.62 of what a step of 128 keys costs it beside others of its task
+  // (docs/notes/hopper-forward.md).
+  const std::int64_t together = depth == 64 ? 3 : 2, samples = 8;  // query blocks of a task; tasks that are looked at
+  const auto tasks = (blocks + together - 1) / together, asked = std::min(tasks, samples);
+  double dense = 0, sparse = 0;
   for (std::int64_t sample = 0; sample < asked; ++sample) {
-    const auto first = (2 * sample + 1) * groups / (2 * asked) * both;
-    for (int n = 0; n < both; n += 3) dense += 3.0 * ((visited(list, first + n, 3) + 1) / 2);
-    for (int n = 0; n < both; n += 2) ragged += 1.26 * 2 * ((visited(list, first + n, 2) + 1) / 2);
-    for (int n = 0; n < both; ++n) sparse += 0.735 * visited(list, first + n, 1);
-    all += std::min(both, blocks - first);
+    const auto first = (2 * sample + 1) * tasks / (2 * asked) * together;
+    dense += static_cast<double>(together * ((visited(list, first, together) + 1) / 2));
+    for (int n = 0; n < together; ++n) sparse += 0.62 * static_cast<double>(visited(list, first + n, 1));
   }
-  if (depth == 128) return sparse <= 0.735 * 3 * all ? Visits::sparse : Visits::dense;
-  return sparse < std::min(dense, ragged) ? Visits::sparse : ragged < dense ? Visits::ragged : Visits::dense;
+  return sparse < dense;
 }
 
 /// Of what is noted of each query block of each head.
@@ -108,19 +105,18 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const ForwardArg
 /// How many heads run at a time so that their K and V fit the L2; where tasks are short, that all thread blocks are at
 /// work once, so that memory is read all the time. All sections have about as many heads, so that the last one has tasks
 /// enough for all thread blocks.
-std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int64_t tiles) {
+std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int64_t tiles, std::int64_t thread_blocks) {
   constexpr std::int64_t few_tiles = 8;
   const auto heads = problem.batch * problem.heads_q, bytes = 2 * problem.keys() * (problem.d_qk + problem.d_v);
-  const std::int64_t wave =
-      std::max<std::int64_t>(facts_of(problem.device).multiprocessors / std::max<std::int64_t>(tiles, 1), 1);
+  const std::int64_t wave = std::max<std::int64_t>(thread_blocks / std::max<std::int64_t>(tiles, 1), 1);
   const auto near = std::min({std::max(section_bytes / std::max(bytes, std::int64_t{1}), std::int64_t{1}) * group,
                               heads, tiles <= few_tiles ? wave : heads});
   const auto sections = std::max(heads / near, std::int64_t{1}), each = (heads + sections - 1) / sections;
   return static_cast<std::int32_t>((each + group - 1) / group * group);
 }
 
-void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, int blocks, Visits visits,
-              AttentionArgs& args) {
+void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, int blocks,
+              std::int32_t thread_blocks, AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
   args.bias = call.bias, args.sink = call.sink;
   args.heads = call.heads, args.group = call.group_heads, args.d_v = call.d_v;
@@ -130,9 +126,8 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
   args.masks_on_device = plan.masks_on_device;
   args.tiles = (call.query_blocks + blocks - 1) / blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * problem.heads_q * args.tiles);
-  args.section_heads = section_heads(problem, call.group_heads, args.tiles);
-  args.early = (padded_depth(problem) == 128 || visits == Visits::sparse) && !plan.groups[0].program.has_documents &&
-               args.tasks >= 8 * facts_of(problem.device).multiprocessors;
+  args.section_heads = section_heads(problem, call.group_heads, args.tiles, thread_blocks);
+  args.early = padded_depth(problem) == 128 && !plan.groups[0].program.has_documents && args.tasks >= 8 * thread_blocks;
   args.scale = static_cast<float>(problem.scale), args.scale_log2 = call.unit32;
   args.cap = static_cast<float>(problem.softcap), args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
 }
@@ -149,19 +144,18 @@ Again attention(const Problem& problem, const ExecutionPlan& plan, const Forward
   if (!serves(problem, plan)) return {};
   const auto of_type = problem.type == ElementType::float16 ? attention_kernel<ElementType::float16>
                                                             : attention_kernel<ElementType::bfloat16>;
-  const auto visits = visits_of(problem, plan);
-  const auto kernel = of_type(padded_depth(problem), general, visits);
+  const auto kernel = of_type(padded_depth(problem), general, is_sparse(problem, plan));
+  const auto thread_blocks = facts_of(problem.device).multiprocessors * kernel.on_multiprocessor;
   AttentionArgs args{};
   if (!map_all(problem, plan, call, kernel, args)) return {};
-  describe(problem, plan, call, kernel.blocks, visits, args);
+  describe(problem, plan, call, kernel.blocks, thread_blocks, args);
   const auto cleared = report_bytes + noted_bytes(problem, plan);
   check(cudaMemsetAsync(workspace, 0, cleared, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.again = args.next_task + 1;
   args.again_blocks = reinterpret_cast<std::uint8_t*>(workspace + report_bytes);
   args.words = masks.words(true, workspace + cleared, args.again);
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
-  launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
-         &args, stream);
+  launch(kernel.function, std::min(args.tasks, thread_blocks), kernel.threads, kernel.bytes, &args, stream);
   return {args.again, args.again_blocks};
 }
 

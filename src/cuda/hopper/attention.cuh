@@ -6,9 +6,9 @@
 // keeps S, P and O in registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs
 // while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
 // was, with one stage of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
-// the tile's query blocks visits. (kSkips, for few visits: warpgroups are not ordered, and each leaves out steps that it
-// does not see.) A query block with a result that is not finite is noted, and the portable kernel makes it again (the
-// non-finite fallback). So rows of other heads and batch entries keep their bits.
+// the tile's query blocks visits. For few visits a task is one query block, and a multiprocessor has some thread blocks.
+// A query block with a result that is not finite is noted, and the portable kernel makes it again (the non-finite
+// fallback). So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
@@ -30,7 +30,7 @@ class Attention {
   static constexpr int kWarpgroups = Traits::kWarpgroups, kStages = Traits::kStages, kThreads = Traits::kThreads;
   using State = PipelineState<kStages>;
   using QueryState = PipelineState<Traits::kQueryStages>;
-  using Issue = IssueOrder<Traits::kOrdered ? kWarpgroups : 0, 1>;
+  using Issue = IssueOrder<kWarpgroups == 1 ? 0 : kWarpgroups, 1>;
 
   __device__ __forceinline__ Attention(const AttentionArgs& args, Shared& shared) : args_(args), shared_(shared) {}
 
@@ -92,7 +92,6 @@ class Attention {
       o.clear();
       while (!step.last) {
         shared_.keys.wait_full(k_at);
-        if (!find_step<false>(step, warpgroup, q_at, k_at, v_at)) break;
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
         step = shared_.step[k_at.stage];  // again: fewer registers
         finish_scores(s, step, warpgroup, q_at, k_at);
@@ -100,16 +99,13 @@ class Attention {
         // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
-        finish_values(o, k_at, v_at, true);
+        finish_values(o, v_at);
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
       const auto next = next_task(q_at);
       more = next.first_query >= 0 && next.steps > 0;
-      if (more) {
-        shared_.keys.wait_full(k_at);
-        find_step<true>(step, warpgroup, q_at, k_at, v_at);
-      }
+      if (more) shared_.keys.wait_full(k_at);
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
       const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;        // where the Q of `task` was
       auto finished = softmax;
@@ -119,7 +115,7 @@ class Attention {
         softmax.reset();
         exponentiate(s, softmax);
       }
-      finish_values(o, k_at, v_at, more);
+      finish_values(o, v_at);
       if (more) p.pack(s);
       store(o, finished, Traits::kBoxed ? shared_.task[q_stage] : task, q_stage);
       task = next;
@@ -142,27 +138,9 @@ class Attention {
     wgmma_wait<1>();
   }
 
-  /// kSkips: goes on to a step that this warpgroup's query block sees. False: the task has no more; kFirst: to its last
-  /// step then. At most kStages - 1 are passed over: until then V of the last P is not released, for which the other
-  /// warpgroups wait.
-  template <bool kFirst>
-  __device__ __forceinline__ bool find_step(StepInfo& step, unsigned warpgroup, QueryState& q_at, State& k_at,
-                                            State v_at) {
-    while (Traits::kSkips) {
-      step = shared_.step[k_at.stage];
-      if (!is_hidden(step, warpgroup) || k_at.stage == v_at.stage || (kFirst && step.last)) break;
-      finish_keys(step, q_at, k_at);
-      if (step.last) return false;
-      shared_.keys.wait_full(k_at);
-    }
-    return true;
-  }
   __device__ __forceinline__ static unsigned cells_of(const StepInfo& step, unsigned warpgroup) {
     constexpr unsigned kBits = 2 * Traits::kCells;
     return static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
-  }
-  __device__ __forceinline__ static bool is_hidden(const StepInfo& step, unsigned warpgroup) {
-    return cells_of(step, warpgroup) == (Traits::kCells == 1 ? 1 : 5) * kHiddenCell;
   }
   __device__ __forceinline__ AttentionTask next_task(QueryState q_at) {
     shared_.queries.wait_full(q_at);
@@ -198,9 +176,6 @@ class Attention {
                                      lane_row() % 64);
     }
     if (const auto cells = cells_of(step, warpgroup)) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
-    finish_keys(step, q_at, k_at);
-  }
-  __device__ __forceinline__ void finish_keys(const StepInfo& step, QueryState& q_at, State& k_at) {
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
@@ -208,16 +183,11 @@ class Attention {
       q_at.advance();
     }
   }
-  /// k_at: of the next step, or if `issued`, of the step after that whose scores were issued beside these values.
-  __device__ __forceinline__ void finish_values(AccumulatorTile<kD>& o, State k_at, State& v_at, bool issued) {
+  __device__ __forceinline__ void finish_values(AccumulatorTile<kD>& o, State& v_at) {
     wgmma_wait<0>();
     o.fence_operand();
-    do {  // V of a step that was passed over is waited for, so that no stage is released twice in a phase
-      shared_.values.release(v_at);
-      v_at.advance();
-      if (!Traits::kSkips || (v_at.stage + issued) % kStages == k_at.stage) return;
-      shared_.values.wait_full(v_at);
-    } while (true);
+    shared_.values.release(v_at);
+    v_at.advance();
   }
   __device__ __forceinline__ void exponentiate(AccumulatorTile<kN>& s, LazySoftmax& softmax) const {
     if (wants_maxima()) softmax.note_maxima(s);

@@ -33,25 +33,23 @@ struct AttentionArgs {
   float cap, cap_inverse;                    ///< ScoreModKind::general; cap 0: none
 };
 
-/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kOrdered: warpgroups issue products one after the
-/// other.
+/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kBlocks: thread blocks of a multiprocessor.
 template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_,
-          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true>
+          ScoreModKind kScore_ = ScoreModKind::scale, int kBlocks_ = 1>
 struct AttentionTraits {
   using E = E_;
   static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
-  static constexpr int kStages = kStages_, kQueryStages = kQueryStages_;
-  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = kOrdered_;
+  static constexpr int kStages = kStages_, kQueryStages = kQueryStages_, kBlocks = kBlocks_;
+  static constexpr bool kGeneral = kScore_ == ScoreModKind::general;
   static constexpr bool kBoxed = kQueryStages == 2;                           ///< O leaves by TMA, from where Q was
   static constexpr int kBiasBytes = !kGeneral ? 0 : kHeadSize > 128 ? 2 : 4;  ///< of the largest type of a bias
   static constexpr int kCells = kKeys / 64;                                   ///< key blocks of a step
   static constexpr int kQueries = 64 * kWarpgroups, kThreads = 128 * (kWarpgroups + 1);
-  // S, P and O take so many of a consumer's registers. 232 and 40, where they suffice, spill nothing of the producer.
+  // S, P and O take so many of a consumer's registers. 40 for the producer, where they suffice, spill nothing of it.
   static constexpr int kTileRegisters = kHeadSize / 2 + kKeys / 2 + kKeys / 4;
-  static constexpr bool kWide = kTileRegisters > 190;
-  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : kWide ? 24 : 40;
-  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : kWide ? 240 : 232;
-  static constexpr bool kSkips = !kOrdered;  ///< a warpgroup leaves out steps that it does not see
+  static constexpr int kProducerRegisters = kTileRegisters > 190 || kBlocks > 1 ? 24 : kWarpgroups == 3 ? 32 : 40;
+  static constexpr int kAllRegisters = 65536 / (kBlocks * kThreads) / 8 * 8 * (kWarpgroups + 1);  ///< of a lane of each
+  static constexpr int kConsumerRegisters = (kAllRegisters - kProducerRegisters) / kWarpgroups / 8 * 8;
   static_assert(kKeys % 64 == 0, "a step has whole key blocks of 64");
   static_assert(!kGeneral || kKeys == 64, "a step has the bias of one key block");
   static_assert(2 * kWarpgroups * kCells <= 32, "two bits of StepInfo::cells for each query block and key block");
@@ -59,17 +57,15 @@ struct AttentionTraits {
 
 struct AttentionKernel {
   const void* function;
-  int threads, bytes;  ///< of a thread block; shared memory
-  int keys, blocks;    ///< of a step; query blocks of a task
-  int bias_bytes;      ///< of the largest type of a bias that it takes
+  int threads, bytes;     ///< of a thread block; shared memory
+  int keys, blocks;       ///< of a step; query blocks of a task
+  int bias_bytes;         ///< of the largest type of a bias that it takes
+  int on_multiprocessor;  ///< thread blocks at a time
 };
 
-/// How query blocks visit keys: as their neighbours; unlike them, so that two of them in a task are better than three;
-/// few, and unlike them.
-enum class Visits { dense, ragged, sparse };
-
-/// general: scores may need more than a positive scale.
+/// general: scores may need more than a positive scale. sparse: query blocks visit few key blocks, or others than their
+/// neighbours.
 template <ElementType type>
-AttentionKernel attention_kernel(int head_size, bool general, Visits visits);
+AttentionKernel attention_kernel(int head_size, bool general, bool sparse);
 
 }  // namespace anyflash::cuda

@@ -7,37 +7,35 @@
 
 namespace anyflash::cuda {
 
-template <class E, int kHeadSize, int kKeys, int kWarpgroups, int kStages, int kQueryStages, bool kOrdered = true,
-          ScoreModKind kScore = ScoreModKind::scale>
+template <class E, int kHeadSize, int kKeys, int kWarpgroups, int kStages, int kQueryStages,
+          ScoreModKind kScore = ScoreModKind::scale, int kBlocks = 1>
 AttentionKernel attention_kernel_of() {
-  using Traits = AttentionTraits<E, kHeadSize, kKeys, kWarpgroups, kStages, kQueryStages, kScore, kOrdered>;
+  using Traits = AttentionTraits<E, kHeadSize, kKeys, kWarpgroups, kStages, kQueryStages, kScore, kBlocks>;
   using Block = Attention<Traits>;
-  return {group_kernel_of<Block, AttentionArgs>(),
+  return {group_kernel_of<Block, AttentionArgs, kBlocks>(),
           Block::kThreads,
           shared_bytes<Block>(),
           kKeys,
           kWarpgroups,
-          Traits::kBiasBytes};
+          Traits::kBiasBytes,
+          kBlocks};
 }
 
 template <ElementType type>
-AttentionKernel attention_kernel(int head_size, bool general, Visits visits) {
+AttentionKernel attention_kernel(int head_size, bool general, bool sparse) {
   using E = NumberOf16<type>;
-  constexpr auto any = ScoreModKind::general;
-  const bool sparse = visits == Visits::sparse;
+  constexpr auto scale = ScoreModKind::scale, any = ScoreModKind::general;
   switch (head_size) {
     case 64:
-      return general                    ? attention_kernel_of<E, 64, 64, 3, 2, 2, true, any>()
-             : sparse                   ? attention_kernel_of<E, 64, 64, 3, 6, 2, false>()
-             : visits == Visits::ragged ? attention_kernel_of<E, 64, 128, 2, 3, 2>()
-                                        : attention_kernel_of<E, 64, 128, 3, 3, 2>();
+      return general  ? attention_kernel_of<E, 64, 64, 3, 2, 2, any>()
+             : sparse ? attention_kernel_of<E, 64, 64, 1, 3, 2, scale, 3>()
+                      : attention_kernel_of<E, 64, 128, 3, 3, 2>();
     case 128:
-      return general  ? attention_kernel_of<E, 128, 64, 2, 2, 2, true, any>()
-             : sparse ? attention_kernel_of<E, 128, 64, 2, 4, 2, false>()
+      return general  ? attention_kernel_of<E, 128, 64, 2, 2, 2, any>()
+             : sparse ? attention_kernel_of<E, 128, 64, 1, 2, 2, scale, 2>()
                       : attention_kernel_of<E, 128, 128, 2, 2, 2>();
     default:
-      return general ? attention_kernel_of<E, 256, 64, 2, 2, 1, true, any>()
-                     : attention_kernel_of<E, 256, 64, 2, 2, 1>();
+      return general ? attention_kernel_of<E, 256, 64, 2, 2, 1, any>() : attention_kernel_of<E, 256, 64, 2, 2, 1>();
   }
 }
 

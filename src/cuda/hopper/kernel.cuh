@@ -1,4 +1,4 @@
-// The entry of Hopper's kernels with one thread block per multiprocessor.
+// The entry of Hopper's kernels, most with one thread block per multiprocessor.
 #pragma once
 
 #include <type_traits>
@@ -12,8 +12,8 @@ template <ElementType type>
 using NumberOf16 = std::conditional_t<type == ElementType::float16, __half, __nv_bfloat16>;
 
 /// Block: the kernel's thread block, with run(), its shared memory type Shared, and kThreads.
-template <class Block, class Args>
-__global__ void __launch_bounds__(Block::kThreads, 1) group_kernel(const __grid_constant__ Args args) {
+template <class Block, class Args, int kBlocks = 1>
+__global__ void __launch_bounds__(Block::kThreads, kBlocks) group_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char memory[];
   Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(Block::kThreads, 1) group_kernel(const __grid_
 #endif
 }
 
-template <class Block, class Args>
+template <class Block, class Args, int kBlocks = 1>
 const void* group_kernel_of() {
-  return reinterpret_cast<const void*>(&group_kernel<Block, Args>);
+  return reinterpret_cast<const void*>(&group_kernel<Block, Args, kBlocks>);
 }
 
 /// Bytes of shared memory.
