@@ -252,28 +252,22 @@ class Attention {
   /// Scores so large that exp(score - shift) is not near 1 for the largest, of which `shift` is a rounding.
   static constexpr float kLargestShift = 1 << 28;
 
-  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task,
+  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, const LazySoftmax& softmax, const AttentionTask task,
                                         int q_stage) {
-    const auto block = lane_row() / 64, row = lane_row() % 64;
-    const RowPlace rows[2] = {place_of_row(task, block, row), place_of_row(task, block, row + 8)};
-    float factor[2], zero[4] = {};  // zero: NaN where a result is not finite; four short chains
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = quad_total(softmax.row_sum[r]);
-      RowStatistics statistics{};
-      if (wants_maxima()) statistics = softmax.statistics(r, sum, scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
-      factor[r] = 1;
-      const bool empty = softmax.shift[r] == LazySoftmax::kMinusInfinity;  // no score above -inf
-      if (!empty && !(fabsf(softmax.shift[r]) < kLargestShift)) zero[0] = NAN;
-      if (args_.sink.data && (!empty || sees_a_key(task, lane_row() + 8 * r))) {
-        const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
-        softmax.add_sink(r, sink, sum, factor[r]);
-        statistics.add_sink(sink);
-      }
-      factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
-      if (lane_number() % 4 == 0 && rows[r].index >= 0)
-        store_statistics(task, rows[r].index, statistics, softmax.lse(r, sum));
+    const std::int32_t row = lane_row() + 8 * (lane_number() % 2);  // a lane finishes one, and multiplies two
+    auto finished = softmax.finished(wants_maxima());
+    RowStatistics statistics{};
+    if (wants_maxima()) statistics = finished.statistics(scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
+    const bool empty = finished.shift == LazySoftmax::kMinusInfinity;  // no score above -inf
+    float zero[4] = {};  // NaN where a result is not finite; four short chains
+    if (!empty && !(fabsf(finished.shift) < kLargestShift)) zero[0] = NAN;
+    if (args_.sink.data && (!empty || sees_a_key(task, row))) {
+      const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
+      finished.add_sink(sink), statistics.add_sink(sink);
     }
+    const float own = finished.sum == 0 ? 0.0f : __fdividef(finished.factor, finished.sum);
+    const float factor[2] = {__shfl_sync(0xffffffffu, own, lane_number() & ~1u),
+                             __shfl_sync(0xffffffffu, own, lane_number() | 1u)};
     rescale_rows(o, factor);
 #pragma unroll
     for (int j = 0; j < kD / 8; ++j)
@@ -281,7 +275,10 @@ class Attention {
       for (int e = 0; e < 4; ++e) zero[e] = fmaf(0, o.x[j][e], zero[e]);
     if (zero[0] + zero[1] + zero[2] + zero[3] != 0) leave_block(task);
     if constexpr (Traits::kBoxed) store_tile(o, q_stage);
-    else store_rows(o, rows, out_of(task));
+    else store_rows(o, task);
+    // Last: the fence in store_tile() waits for all that this thread has stored.
+    const auto place = place_of_row(task, row / 64, row % 64);
+    if (lane_number() % 4 < 2 && place.index >= 0) store_statistics(task, place.index, statistics, finished.lse());
   }
   /// Leaves this warpgroup's query block to the portable kernel.
   __device__ __forceinline__ void leave_block(const AttentionTask& task) const {
@@ -309,12 +306,14 @@ class Attention {
     release(shared_.queries.empty[q_stage]);
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
-  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {
+  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const AttentionTask& task) const {
+    const auto block = lane_row() / 64, row = lane_row() % 64;
+    const RowPlace rows[2] = {place_of_row(task, block, row), place_of_row(task, block, row + 8)};
     const unsigned t = lane_number() % 4;
     const bool odd = t % 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      auto* const to = out + rows[r].offset + 8 * (t % 2) + 2 * (t & 2);
+      auto* const to = out_of(task) + rows[r].offset + 8 * (t % 2) + 2 * (t & 2);
 #pragma unroll
       for (int j = 0; j < kD / 8; j += 2) {
         const auto x0 = clamped_pair(o.x[j][2 * r], o.x[j][2 * r + 1], E());

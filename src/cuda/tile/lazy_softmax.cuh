@@ -28,6 +28,27 @@ struct RowStatistics {
   }
 };
 
+/// A row at its end: `sum` is over all keys, and O has to be multiplied by `factor`.
+struct FinishedRow {
+  static constexpr float kMinusInfinity = -__builtin_huge_valf();
+  float shift, sum, factor = 1, largest = kMinusInfinity;
+
+  /// The sink is a score without a value.
+  __device__ __forceinline__ void add_sink(float sink) {
+    const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift, sink_log2);
+    if (together == kMinusInfinity && sink == sink) return;
+    factor = exp2f(shift - together);
+    sum = sum * factor + exp2f(sink_log2 - together);
+    shift = together;
+  }
+  /// Before the sink. The largest score's P is a term of the sum, and exactly 1 in l.
+  __device__ __forceinline__ RowStatistics statistics(float scale_log2, float scale) const {
+    if (sum == 0) return {};
+    return {largest * scale, __fdiv_rn(sum, exp2_approximately(fmaf(largest, scale_log2, -shift)))};
+  }
+  __device__ __forceinline__ float lse() const { return sum == 0 ? kMinusInfinity : shift * 0.6931471806f + logf(sum); }
+};
+
 struct LazySoftmax {
   float shift[2];    ///< of scores times scale_log2, the same in all lanes of a row; kMinusInfinity: no key seen yet
   float row_sum[2];  ///< over this lane's keys
@@ -83,23 +104,15 @@ struct LazySoftmax {
     return raised;
   }
 
-  /// Adds the sink, a score without a value. sum, which is row_sum over the row's lanes, becomes the total; O has to be
-  /// multiplied by `factor`.
-  __device__ __forceinline__ void add_sink(int r, float sink, float& sum, float& factor) {
-    const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift[r], sink_log2);
-    if (together == kMinusInfinity && sink == sink) return;
-    factor = exp2f(shift[r] - together);
-    sum = sum * factor + exp2f(sink_log2 - together);
-    shift[r] = together;
-  }
-  /// sum: row_sum over the row's lanes. The largest score's P is a term of it, and exactly 1 in l.
-  __device__ __forceinline__ RowStatistics statistics(int r, float sum, float scale_log2, float scale) const {
-    const float m = quad_max(largest[r]);
-    if (sum == 0) return {};
-    return {m * scale, __fdiv_rn(sum, exp2_approximately(fmaf(m, scale_log2, -shift[r])))};
-  }
-  __device__ __forceinline__ float lse(int r, float sum) const {
-    return sum == 0 ? kMinusInfinity : shift[r] * 0.6931471806f + logf(sum);
+  /// The row that this lane finishes: in even lanes the first, in odd ones the second. maxima: were they noted?
+  __device__ __forceinline__ FinishedRow finished(bool maxima) const {
+    const bool odd = lane_number() % 2;
+    const float first = quad_total(row_sum[0]), second = quad_total(row_sum[1]);
+    FinishedRow row{odd ? shift[1] : shift[0], odd ? second : first};
+    if (!maxima) return row;
+    const float m0 = quad_max(largest[0]), m1 = quad_max(largest[1]);
+    row.largest = odd ? m1 : m0;
+    return row;
   }
 
  private:
