@@ -111,7 +111,7 @@ class TileCounter {
   std::int64_t in_run(const Box& queries, const Run& run) {
     const auto& grid = plan_.key_grid;
     const auto row_blocks = grid.chunks(2), row_step = grid.extent[2] * grid.step[2];
-    const bool queries_whole = by_difference_ && rules::whole(queries, plan_.query_grid.size);
+    const bool queries_whole = by_difference_ && rules::whole(queries, program_.q_size());
     std::int64_t visible = 0;
     Box keys{};
     for (auto block = run.first; block < run.first + run.count; ++block) {
@@ -120,7 +120,7 @@ class TileCounter {
       } else {
         keys.origin[2] += row_step;  // cheaper than a new box
       }
-      visible += queries_whole && rules::whole(keys, grid.size) ? known(queries, keys) : in_tile(queries, keys);
+      visible += queries_whole && rules::whole(keys, program_.k_size()) ? known(queries, keys) : in_tile(queries, keys);
     }
     return visible;
   }

@@ -75,6 +75,19 @@ TEST(VisiblePairs, OfAllHeadsAndBatchEntries) {
             0);
 }
 
+/// Key lengths that end within tiles, of rules that depend on differences alone.
+TEST(VisiblePairs, OfKeyLengths) {
+  const TensorView q(nullptr, ElementType::float32, {3, 1, 400, 8}), k(nullptr, ElementType::float32, {3, 1, 500, 8});
+  Options options;
+  for (const auto& rule : {local(9, 1), causal(), window(300, 40), causal() & local(100)})
+    for (const std::int64_t length : {500, 437, 300, 129, 120, 1, 0}) {
+      std::int64_t lengths[] = {500, length, 0};
+      options.rule = rule, options.key_lengths = TensorView(lengths, ElementType::int64, {3});
+      const auto pairs = [&](std::int64_t keys) { return keys ? ones(pattern(rule, {400}, {keys})) : 0; };
+      EXPECT_EQ(visible_pairs(q, k, k, options), pairs(500) + pairs(length)) << rule.text() << ", " << length;
+    }
+}
+
 TEST(VisiblePairs, OfPackedSequences) {
   const TensorView x(nullptr, ElementType::float32, {10, 3, 8});
   std::int32_t ends[] = {0, 4, 4, 10};
