@@ -115,6 +115,15 @@ struct BackwardInputs {
   TensorView dlse;  ///< the gradient of lse, of its shape and type; need not be given
 };
 
+/// What a call has beside q, k, v and its options, where only shapes are known: whether these members of ForwardOutputs
+/// and BackwardInputs are given. They change how the tile machine computes.
+struct CallTensors {
+  bool row_sum = false, row_max = false;  ///< forward
+  bool dlse = false;                      ///< backward
+  /// Backward: lse has a finite number of 32 or more, or -32 or less. Only its values tell: it depends on q and k.
+  bool large_lse = false;
+};
+
 /// The shapes of a forward call's results.
 struct ResultShapes {
   std::vector<std::int64_t> out;

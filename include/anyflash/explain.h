@@ -144,7 +144,8 @@ struct PlanExplanation {
 /// The ways to run a call that is given by its shapes, with options.memory_budget, num_chunks_q, num_chunks_kv and
 /// threads. q, k and v have no data. Throws Error as forward would, except where nothing fits.
 PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {},
-                             bool backward = false, const Calibration& machine = calibration());
+                             bool backward = false, const Calibration& machine = calibration(),
+                             const CallTensors& tensors = {});
 
 /// The candidates as a table.
 std::string plan_text(const PlanExplanation& explanation);

@@ -136,9 +136,10 @@ TileContext* use_tile_context(TileContext* context);
 const TileReport& last_tile_report();
 
 /// The report that the planner expects of a call, without computing it: data pointers may be null. Throws Error as the
-/// call would: if the plan does not fit, the error names tile, phase and bytes.
+/// call would: if the plan does not fit, the error names tile, phase and bytes. It is within 5 % of the call's own report
+/// if `tensors` are those of the call.
 TileReport predict_tiles(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
-                         bool backward = false);
+                         bool backward = false, const CallTensors& tensors = {});
 
 /// A mapping that the planner considered.
 struct TileCandidate {
@@ -150,7 +151,8 @@ struct TileCandidate {
 
 /// All mappings that the planner considers for a call, best first, those that do not fit last.
 std::vector<TileCandidate> tile_candidates(const TensorView& q, const TensorView& k, const TensorView& v,
-                                           const Options& options, bool backward = false);
+                                           const Options& options, bool backward = false,
+                                           const CallTensors& tensors = {});
 
 /// What a picture of a report shows: all of the others, one below the other; the memory of every tile; when phases
 /// exchange, compute and wait; who sends to whom (with TileChoice::trace only); live memory over time.

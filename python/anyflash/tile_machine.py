@@ -8,11 +8,11 @@ print(report)
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
 from string import ascii_letters, digits
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from . import _core
 from ._core import Rule, echoed
 from ._frontend import truth, unexpected
-from ._options import integer_of_64_bits, number
+from ._options import Scalars, check_names, constants, integer_of_64_bits, number, with_scalars
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "Candidate",
@@ -265,9 +268,9 @@ def _shape(name: str, given: Sequence[int]) -> list[int]:
     try:
         sizes = list(given)
     except Exception:
-        raise TypeError(f"{name}: type {echoed(type(given).__name__)}, expected four integers") from None
-    if len(sizes) != 4:
-        raise ValueError(f"{name}: {len(sizes)} sizes, expected (batch, heads, sequence, channels)")
+        raise TypeError(f"{name}: type {echoed(type(given).__name__)}, expected integers") from None
+    if not 3 <= len(sizes) <= 6:
+        raise ValueError(f"{name}: {len(sizes)} sizes, expected those of an array in the layout")
     return [integer_of_64_bits(name, size) for size in sizes]
 
 
@@ -278,66 +281,108 @@ def _numbers(choice: Choice) -> list[int]:
 
 
 def _call(
+    function: Any,
+    scalars: Mapping[str, Any],
     q_shape: Sequence[int],
     k_shape: Sequence[int] | None,
-    rule: Rule | None,
-    dtype: str,
     d_v: int | None,
-    align: str,
+    dtype: str,
     backward: bool,
     machine: Machine | str,
     choice: Choice,
-    deterministic: bool,
     trace: bool,
-    **bounds: int | None,
+    return_lse: Any,
+    dlse: bool,
+    large_lse: bool,
+    **options: Any,
 ) -> _core.TileCall:
-    """bounds: memory_budget, num_chunks_q and num_chunks_kv."""
-    queries = _shape("q_shape", q_shape)
-    keys = queries if k_shape is None else _shape("k_shape", k_shape)
-    checked = (None if value is None else integer_of_64_bits(name, value) for name, value in bounds.items())
+    """options: the rule, and those that are arrays."""
+    check_names(scalars, function)
+    scalars = constants(scalars)
+    keys = _shape("q_shape", q_shape) if k_shape is None else _shape("k_shape", k_shape)
+    values = list(keys)
+    if d_v is not None:
+        transposed = scalars["layout"] == "bhds" and options["page_table"] is None
+        values[2 if transposed else -1] = integer_of_64_bits("d_v", d_v)
+    packed = scalars["layout"] == "qkv"
     return _core.TileCall(
         _machine(machine).text(),
         _numbers(choice),
         truth("trace", trace),
-        queries,
-        keys,
-        keys[3] if d_v is None else integer_of_64_bits("d_v", d_v),
+        _shape("q_shape", q_shape),
+        None if packed and k_shape is None else keys,
+        None if packed and d_v is None else values,
         _text("dtype", dtype),
-        rule,
-        _text("align", align),
-        (*checked, truth("deterministic", deterministic)),
         truth("backward", backward),
+        return_lse,
+        truth("dlse", dlse),
+        truth("large_lse", large_lse),
+        {name: value for name, value in {**options, **scalars}.items() if value is not None},
     )
 
 
+@with_scalars
 def predict(
     q_shape: Sequence[int],
     k_shape: Sequence[int] | None = None,
     *,
-    rule: Rule | None = None,
-    dtype: str = "float16",
     d_v: int | None = None,
-    align: str = "none_front",
+    dtype: str = "float16",
     backward: bool = False,
     machine: Machine | str = "ipu-mk2",
     choice: Choice = Choice(),
     trace: bool = False,
-    memory_budget: int | None = None,
-    num_chunks_q: int | None = None,
-    num_chunks_kv: int | None = None,
-    deterministic: bool = False,
+    return_lse: bool | Literal["lm"] = False,
+    dlse: bool = False,
+    large_lse: bool = False,
+    rule: Rule | None = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    key_lengths: Any = None,
+    page_table: Any = None,
+    **scalars: Unpack[Scalars],
 ) -> Report:
-    """What the planner expects of a call with these shapes, (batch, heads, sequence, channels), without computing it.
+    """What the planner expects of a call with arrays of these shapes, without computing it. The options are those of
+    anyflash.attention. The report is within 5 % of the call's own if it is told all that the call is given.
 
+    q_shape: (batch, heads, sequence..., channels), or that of another layout.
+    k_shape: q_shape if not given; None with layout "qkv".
+    d_v: channels of the values, those of the keys if not given.
     trace: fill `transfers` (from, to, bytes), `live_bytes` and `tile_compute_cycles` (phases, tiles) too.
-    memory_budget: the most bytes that are live on any tile. These and the numbers of chunks are the call's options.
-    Tensors are unknown: a call with return_lse="lm", dlse or an lse of 32 or more (P is computed once more) takes
-    longer, near the least memory_budget some 10 times.
+    return_lse: what the call returns, as in anyflash.attention; "lm" needs more memory.
+    dlse: whether the backward call is given a dlse.
+    large_lse: whether the backward call's lse has a number of 32 or more, or -32 or less. The call then computes P once
+    more, as it always does with deterministic. Only the forward call's result tells.
+    memory_budget: the most bytes that are live on any tile.
     Raises ValueError as the call would: the least memory_budget that works. Raises MemoryError if nothing fits the
     machine: it names tile, phase and bytes.
     """
-    bounds = dict(memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv)
-    call = _call(q_shape, k_shape, rule, dtype, d_v, align, backward, machine, choice, deterministic, trace, **bounds)
+    call = _call(
+        predict,
+        scalars,
+        q_shape,
+        k_shape,
+        d_v,
+        dtype,
+        backward,
+        machine,
+        choice,
+        trace,
+        return_lse,
+        dlse,
+        large_lse,
+        rule=rule,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
+        page_table=page_table,
+    )
     return _report(call.predicted())
 
 
@@ -352,25 +397,54 @@ def _report(found: dict[str, Any]) -> Report:
     return Report(**found)
 
 
+@with_scalars
 def candidates(
     q_shape: Sequence[int],
     k_shape: Sequence[int] | None = None,
     *,
-    rule: Rule | None = None,
-    dtype: str = "float16",
     d_v: int | None = None,
-    align: str = "none_front",
+    dtype: str = "float16",
     backward: bool = False,
     machine: Machine | str = "ipu-mk2",
     choice: Choice = Choice(),
-    memory_budget: int | None = None,
-    num_chunks_q: int | None = None,
-    num_chunks_kv: int | None = None,
-    deterministic: bool = False,
+    return_lse: bool | Literal["lm"] = False,
+    dlse: bool = False,
+    large_lse: bool = False,
+    rule: Rule | None = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    key_lengths: Any = None,
+    page_table: Any = None,
+    **scalars: Unpack[Scalars],
 ) -> list[Candidate]:
-    """All mappings that the planner considers for a call, best first, those that do not fit last."""
-    bounds = dict(memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv)
-    call = _call(q_shape, k_shape, rule, dtype, d_v, align, backward, machine, choice, deterministic, False, **bounds)
+    """All mappings that the planner considers for a call, best first, those that do not fit last. The arguments are
+    those of predict."""
+    call = _call(
+        candidates,
+        scalars,
+        q_shape,
+        k_shape,
+        d_v,
+        dtype,
+        backward,
+        machine,
+        choice,
+        False,
+        return_lse,
+        dlse,
+        large_lse,
+        rule=rule,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
+        page_table=page_table,
+    )
     return [Candidate(**one) for one in call.candidates()]
 
 

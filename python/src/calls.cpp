@@ -11,16 +11,6 @@
 namespace anyflash::python {
 namespace {
 
-/// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
-int wanted_statistics(nb::handle return_lse) {
-  if (PyUnicode_Check(return_lse.ptr())) {
-    if (PyUnicode_CompareWithASCIIString(return_lse.ptr(), "lm") == 0) return 2;
-  } else if (PyBool_Check(return_lse.ptr())) {
-    return return_lse.is(Py_True) ? 1 : 0;
-  }
-  throw Error(Error::Kind::value, "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
-}
-
 /// A result of the kind of the array `example`, whose view is `view`.
 nb::object made_for(Caller caller, const char* name, std::span<const std::int64_t> shape, ElementType type,
                     nb::handle example, const TensorView& view) {

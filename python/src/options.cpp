@@ -133,6 +133,15 @@ nb::object option_in(const nb::dict& given, const char* name) {
   return value.is_valid() ? nb::borrow(value) : nb::object(nb::none());
 }
 
+int wanted_statistics(nb::handle return_lse) {
+  if (PyUnicode_Check(return_lse.ptr())) {
+    if (PyUnicode_CompareWithASCIIString(return_lse.ptr(), "lm") == 0) return 2;
+  } else if (PyBool_Check(return_lse.ptr())) {
+    return return_lse.is(Py_True) ? 1 : 0;
+  }
+  throw Error(Error::Kind::value, "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
+}
+
 void add_options(nb::module_& module) {
   const Options options;
   nb::dict scalars;

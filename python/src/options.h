@@ -27,6 +27,9 @@ Options read_options(const nb::dict& given, Arrays& arrays);
 /// One of them as it came; None if it did not.
 nb::object option_in(const nb::dict& given, const char* name);
 
+/// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
+int wanted_statistics(nb::handle return_lse);
+
 /// The module's scalar_options, {name: default}, tensor_options, the names, and plain_scalars.
 void add_options(nb::module_& module);
 

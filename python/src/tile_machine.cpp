@@ -3,13 +3,12 @@
 #include <anyflash/tile_machine.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
-#include <tuple>
 
-#include "rule_object.h"
+#include "options.h"
 #include "without_gil.h"
 
 namespace anyflash::python {
@@ -142,24 +141,27 @@ ElementType type_named(const std::string& name) {
   throw Error(Error::Kind::type, "dtype: type " + name + ", expected float16 or float32");
 }
 
-/// memory_budget, num_chunks_q, num_chunks_kv and deterministic of a call.
-using Bounds = std::tuple<std::optional<std::int64_t>, std::optional<std::int64_t>, std::optional<std::int64_t>, bool>;
+using Shape = std::optional<std::vector<std::int64_t>>;
 
 /// A call on a tile machine of which only shapes are known.
 class Call {
  public:
-  Call(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace,
-       const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys, std::int64_t channels_v,
-       const std::string& dtype, nb::handle rule, nb::handle align, const Bounds& bounds, bool backward)
+  Call(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace, const Shape& q, const Shape& k,
+       const Shape& v, const std::string& dtype, bool backward, nb::handle return_lse, bool dlse, bool large_lse,
+       const nb::dict& options)
       : machine_(machine), choice_(choice_of(choice, trace)), backward_(backward) {
     const auto type = type_named(dtype);
-    const Device device{DeviceKind::tiles};
-    q_ = TensorView(nullptr, type, {queries.at(0), queries.at(1), queries.at(2), queries.at(3)}, device);
-    k_ = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), keys.at(3)}, device);
-    v_ = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), channels_v}, device);
-    if (!rule.is_none()) options_.rule = rule_of(rule).rule;
-    options_.align = align_of(align);
-    std::tie(options_.memory_budget, options_.num_chunks_q, options_.num_chunks_kv, options_.deterministic) = bounds;
+    q_ = view_of(q, type), k_ = view_of(k, type), v_ = view_of(v, type);
+    const auto statistics = wanted_statistics(return_lse);
+    if (backward && statistics > 0)
+      throw Error(Error::Kind::value, "return_lse: given to a backward call, expected a forward one");
+    tensors_.row_sum = tensors_.row_max = statistics == 2;
+    tensors_.dlse = dlse, tensors_.large_lse = large_lse;
+    options_ = read_options(options, arrays_);
+    for_each_tensor([&](const char*, auto member, bool integers) {  // lengths and tables stay on the CPU
+      auto& view = options_.*member;
+      if (!integers && view.device.kind == DeviceKind::cpu) view.device = {DeviceKind::tiles, 0};
+    });
   }
 
   nb::dict predicted() const { return report_dict(on_machine(&predict_tiles)); }
@@ -170,18 +172,30 @@ class Call {
   }
 
  private:
+  static TensorView view_of(const Shape& shape, ElementType type) {
+    TensorView view;
+    if (!shape) return view;
+    view.type = type, view.device = {DeviceKind::tiles, 0};
+    view.rank = int(std::min<std::size_t>(shape->size(), TensorView::max_rank));
+    std::copy_n(shape->begin(), view.rank, view.shape.begin());
+    view.set_row_major_strides();
+    return view;
+  }
+
   template <typename Result>
-  Result on_machine(Result (*ask)(const TensorView&, const TensorView&, const TensorView&, const Options&,
-                                  bool)) const {
+  Result on_machine(Result (*ask)(const TensorView&, const TensorView&, const TensorView&, const Options&, bool,
+                                  const CallTensors&)) const {
     const WithoutGil without_gil;
     const Used used(machine_, choice_);
-    return ask(q_, k_, v_, options_, backward_);
+    return ask(q_, k_, v_, options_, backward_, tensors_);
   }
 
   std::string machine_;
   TileChoice choice_;
   TensorView q_, k_, v_;
+  Arrays arrays_;
   Options options_;
+  CallTensors tensors_;
   bool backward_;
 };
 
@@ -215,12 +229,11 @@ void add_tile_machine(nb::module_& module) {
   module.def("read_tile_machine", [](const std::string& path) { return machine_dict(read_tile_machine(path)); });
   module.def("parse_tile_machine", [](const std::string& text) { return machine_dict(parse_tile_machine(text)); });
   nb::class_<Call>(module, "TileCall")
-      .def(nb::init<const std::string&, const std::vector<std::int64_t>&, bool, const std::vector<std::int64_t>&,
-                    const std::vector<std::int64_t>&, std::int64_t, const std::string&, nb::handle, nb::handle,
-                    const Bounds&, bool>(),
-           nb::arg("machine"), nb::arg("choice"), nb::arg("trace"), nb::arg("queries"), nb::arg("keys"),
-           nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"), nb::arg("bounds"),
-           nb::arg("backward"))
+      .def(nb::init<const std::string&, const std::vector<std::int64_t>&, bool, const Shape&, const Shape&,
+                    const Shape&, const std::string&, bool, nb::handle, bool, bool, const nb::dict&>(),
+           nb::arg("machine"), nb::arg("choice"), nb::arg("trace"), nb::arg("q_shape"), nb::arg("k_shape").none(),
+           nb::arg("v_shape").none(), nb::arg("dtype"), nb::arg("backward"), nb::arg("return_lse").none(),
+           nb::arg("dlse"), nb::arg("large_lse"), nb::arg("options"))
       .def("predicted", &Call::predicted)
       .def("candidates", &Call::candidates);
   module.def("tile_product_cycles",

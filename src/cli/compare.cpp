@@ -213,8 +213,8 @@ class Measure {
 OwnedTensor recombined(const Results& results) {
   auto sum = OwnedTensor::zeros(results.lse.type, results.lse.shape);
   for (std::int64_t i = 0; i < sum.elements(); ++i) {
-    const auto m = load_number(sum.type, results.row_max.data.get(), i),
-               l = load_number(sum.type, results.row_sum.data.get(), i);
+    const auto m = load_number(sum.type, results.row_max->data.get(), i),
+               l = load_number(sum.type, results.row_sum->data.get(), i);
     store_number(sum.type, sum.data.get(), i, l == 0 ? m : m + std::log(l));
   }
   return sum;
@@ -224,12 +224,12 @@ OwnedTensor recombined(const Results& results) {
 
 std::vector<Measured> compare(const Call& call, const OwnedTensor* dout, const OwnedTensor* dlse) {
   using R = ReferenceResult;
-  const auto results = run_forward(call);
+  const auto results = run_forward(call, true);
   const auto gradients = dout ? run_backward(call, results, *dout, dlse) : NamedTensors();
   const Measure measure(reference_case(call, dout, dlse));
   std::vector<Measured> all = {measure("out", ordered(call, results.out, -1), &R::out, "out"),
                                measure("lse", results.lse.view(), &R::lse, "lse"),
-                               measure("row_max", results.row_max.view(), &R::row_max, "lse"),
+                               measure("row_max", results.row_max->view(), &R::row_max, "lse"),
                                measure("row_max + log(row_sum)", recombined(results).view(), &R::lse, "lse")};
   for (const auto& [name, tensor] : gradients) {
     const bool packed = name == "dqkv";

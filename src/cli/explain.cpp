@@ -112,38 +112,46 @@ PictureKind picture_kind(const ExplainArguments& arguments) {
   fail("--picture: '" + path + "', expected a .png or .svg file, - or none");
 }
 
-/// What the tile machine would do with a call of so many heads.
+/// What the tile machine would do with the call.
 TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
                      const SequenceShape& keys) {
-  const auto& options = arguments.options;
-  const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
-  const auto view = [&](std::int64_t heads, const SequenceShape& sequence, std::int64_t channels) {
-    TensorView view;
-    view.type = options.type, view.device = {DeviceKind::tiles, 0};
-    const auto shape = shape_in(Layout::bhsd, arguments.batch, heads, sequence, channels);
-    view.rank = int(shape.size());
-    std::copy(shape.begin(), shape.end(), view.shape.begin());
-    view.set_row_major_strides();
-    return view;
-  };
-  Options of_call;
-  of_call.rule = rule, of_call.align = options.align;
+  const ExplainedCall call(arguments, rule, queries, keys);
   if (picture_kind(arguments) == PictureKind::svg) use_tile_machine(used_tile_machine(), {.trace = true});
-  return predict_tiles(view(arguments.heads, queries, options.d_qk), view(kv_heads, keys, options.d_qk),
-                       view(kv_heads, keys, options.d_v), of_call, options.backward);
+  return predict_tiles(call.q, call.k, call.v, call.options, arguments.options.backward, call.tensors);
 }
 
 /// Throws Error for an option that would do nothing.
 void refuse_unused(const CLI::App& command, const ExplainArguments& arguments) {
   const auto kind = arguments.device.kind;
-  for (const auto* option : {"--memory-budget", "--num-chunks-q", "--num-chunks-kv", "--threads"})
-    if (!arguments.plan && command.count(option) > 0) fail(std::string(option) + ": expected only with --plan");
+  if (!arguments.plan && command.count("--threads") > 0) fail("--threads: expected only with --plan");
+  for (const auto* option :
+       {"--memory-budget", "--num-chunks-q", "--num-chunks-kv", "--deterministic", "--allow-tf32", "--softcap"})
+    if (!arguments.plan && kind != DeviceKind::tiles && command.count(option) > 0)
+      fail(std::string(option) + ": expected only with --plan or --device tiles");
+  for (const auto* option : {"--lm", "--dlse", "--large-lse"})
+    if (kind != DeviceKind::tiles && command.count(option) > 0)
+      fail(std::string(option) + ": expected only with --device tiles");
   for (const auto* option : {"--batch", "--heads", "--kv-heads"})
     if (!arguments.plan && !arguments.ranks && kind != DeviceKind::tiles && command.count(option) > 0)
       fail(std::string(option) + ": expected only with --plan, --ranks or --device tiles");
   for (const auto* option : {"--plan", "--backward", "--device", "--picture", "--side"})
     if (arguments.ranks && command.count(option) > 0) fail(std::string(option) + ": not with --ranks");
   if (kind != DeviceKind::cpu && command.count("--threads") > 0) fail("--threads: expected only with --device cpu");
+}
+
+/// The call's own tensors, by the names that they have in run.
+void find_tensors(Inputs& inputs, ExplainArguments& arguments, std::vector<OwnedTensor>& tensors) {
+  auto& call = arguments.call;
+  for (const auto& [name, place] : {std::pair{"bias", &call.bias},
+                                    {"sink", &call.sink},
+                                    {"alibi", &call.alibi_slopes},
+                                    {"key_lengths", &call.key_lengths}}) {
+    const auto tensor = inputs.find(name);
+    if (!tensor) continue;
+    tensors.push_back(*tensor);
+    *place = tensors.back().view();
+    if (place != &call.key_lengths) place->device = arguments.device;
+  }
 }
 
 void explain_command(ExplainArguments arguments) {
@@ -154,11 +162,12 @@ void explain_command(ExplainArguments arguments) {
   const auto keys = parse_keys(arguments.keys, queries);
   Inputs inputs(arguments.files, false);
   for (const auto& assignment : arguments.tensors) inputs.assign(assignment);
-  std::vector<OwnedTensor> tables;  // must outlive the rule
+  std::vector<OwnedTensor> tables;  // must outlive the rule and the call's options
   const auto rule = parse_rule(arguments.rule, [&](const std::string& name) {
     tables.push_back(inputs.get(name));
     return tables.back().view();
   });
+  if (arguments.plan || arguments.device.kind == DeviceKind::tiles) find_tensors(inputs, arguments, tables);
   inputs.refuse_unused();
   auto& options = arguments.options;
   options.type = *float_type(arguments.type);
@@ -197,6 +206,27 @@ void explain_command(ExplainArguments arguments) {
 }
 
 }  // namespace
+
+ExplainedCall::ExplainedCall(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                             const SequenceShape& keys)
+    : options(arguments.call) {
+  const auto& explained = arguments.options;
+  const auto view = [&](std::int64_t heads, const SequenceShape& sequence, std::int64_t channels) {
+    TensorView view;
+    view.type = explained.type, view.device = arguments.device;
+    const auto shape = shape_in(Layout::bhsd, arguments.batch, heads, sequence, channels);
+    view.rank = int(shape.size());
+    std::copy(shape.begin(), shape.end(), view.shape.begin());
+    view.set_row_major_strides();
+    return view;
+  };
+  const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
+  q = view(arguments.heads, queries, explained.d_qk);
+  k = view(kv_heads, keys, explained.d_qk), v = view(kv_heads, keys, explained.d_v);
+  options.rule = rule, options.align = explained.align, options.threads = arguments.threads;
+  tensors = {
+      .row_sum = arguments.lm, .row_max = arguments.lm, .dlse = arguments.dlse, .large_lse = arguments.large_lse};
+}
 
 void add_explain(CLI::App& app) {
   auto* command =
@@ -244,9 +274,17 @@ void add_explain(CLI::App& app) {
             help)
         ->type_name(bytes ? "BYTES" : "N");
   };
-  number("--memory-budget", a->budget, "with --plan: most bytes of workspace, such as 64MiB", true);
-  number("--num-chunks-q", a->chunks_q, "with --plan: chunks of the queries", false);
-  number("--num-chunks-kv", a->chunks_kv, "with --plan: chunks of the keys", false);
+  auto& call = a->call;
+  number("--memory-budget", call.memory_budget,
+         "with --plan and --device tiles: most bytes of workspace, such as 64MiB", true);
+  number("--num-chunks-q", call.num_chunks_q, "with --plan and --device tiles: chunks of the queries", false);
+  number("--num-chunks-kv", call.num_chunks_kv, "with --plan and --device tiles: chunks of the keys", false);
+  command->add_option("--softcap", call.softcap, "with --plan and --device tiles: as in run")->type_name("NUMBER");
+  add_switches(*command, call);
+  command->add_flag("--lm", a->lm, "with --device tiles: the call returns row_max and row_sum");
+  command->add_flag("--dlse", a->dlse, "with --device tiles and --backward: the call is given the gradient of lse");
+  command->add_flag("--large-lse", a->large_lse,
+                    "with --device tiles and --backward: lse has a number of 32 or more, or -32 or less");
   command
       ->add_option("--picture", arguments->picture,
                    "a .png or .svg file, - for the terminal (default), or none; with --device tiles a .svg file shows "
@@ -258,9 +296,12 @@ void add_explain(CLI::App& app) {
                    "longest side of the picture in pixels (64 in the terminal, 512 in files)")
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N");
-  command->add_option("-i,--input", arguments->files, "file with the rule's tables (may be repeated)")
-      ->type_name("FILE");
-  command->add_option("--tensor", arguments->tensors, "a table of the rule (may be repeated)")->type_name("NAME=WHERE");
+  command->add_option("-i,--input", arguments->files, "file with such tables (may be repeated)")->type_name("FILE");
+  command
+      ->add_option(
+          "--tensor", arguments->tensors,
+          "a table of the rule; with --plan and --device tiles also bias, sink, alibi, key_lengths (may be repeated)")
+      ->type_name("NAME=WHERE");
   add_device(*command, arguments->device);
   command->add_flag("--json", arguments->json, "print the figures as JSON");
   command->footer(

@@ -1,6 +1,7 @@
 // The arguments of anyflash explain, and its ways to answer.
 #pragma once
 
+#include <anyflash/attention.h>
 #include <anyflash/explain.h>
 
 #include <cstdint>
@@ -23,7 +24,17 @@ struct ExplainArguments {
   bool plan = false;
   std::optional<std::int64_t> ranks;
   std::int64_t threads = 0;  // for --plan
-  std::optional<std::int64_t> budget, chunks_q, chunks_kv;
+  Options call;              // for --plan and the tile machine: what changes how a call runs, beside its shapes
+  bool lm = false, dlse = false, large_lse = false;  // for the tile machine
+};
+
+/// The call that --plan and the tile machine explain: its tensors, without data.
+struct ExplainedCall {
+  ExplainedCall(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                const SequenceShape& keys);
+  TensorView q, k, v;
+  Options options;
+  CallTensors tensors;
 };
 
 /// explain --plan: the ways to run the call, as a table, as JSON, or as bars.

@@ -15,21 +15,6 @@
 namespace anyflash::cli {
 namespace {
 
-/// The call's tensors without data.
-TensorView shapes_of(const ExplainArguments& arguments, std::int64_t heads, const SequenceShape& sequence,
-                     std::int64_t channels) {
-  TensorView view;
-  view.type = *float_type(arguments.type);
-  view.device = arguments.device;
-  view.rank = 0;
-  const auto append = [&](std::int64_t size) { view.shape[view.rank++] = size; };
-  append(arguments.batch), append(heads);
-  for (const auto size : sequence) append(size);
-  append(channels);
-  view.set_row_major_strides();
-  return view;
-}
-
 void print_plan_json(const PlanExplanation& plan) {
   auto rows = nlohmann::ordered_json::array();
   for (const auto& one : plan.candidates) {
@@ -65,15 +50,9 @@ void explain_plan_command(const ExplainArguments& arguments, const Rule& rule, c
   const auto& path = arguments.picture;
   const bool drawn = !path.empty() && path != "none";
   if (drawn && (path.size() < 5 || !path.ends_with(".svg"))) fail("--picture: '" + path + "', expected a .svg file");
-  const auto& explained = arguments.options;
-  Options options;
-  options.rule = rule, options.align = explained.align, options.threads = arguments.threads;
-  options.memory_budget = arguments.budget;
-  options.num_chunks_q = arguments.chunks_q, options.num_chunks_kv = arguments.chunks_kv;
-  const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
-  const auto plan = explain_plan(shapes_of(arguments, arguments.heads, queries, explained.d_qk),
-                                 shapes_of(arguments, kv_heads, keys, explained.d_qk),
-                                 shapes_of(arguments, kv_heads, keys, explained.d_v), options, explained.backward);
+  const ExplainedCall call(arguments, rule, queries, keys);
+  const auto plan =
+      explain_plan(call.q, call.k, call.v, call.options, arguments.options.backward, calibration(), call.tensors);
   if (drawn)
     write_file_whole(path, [&](const std::string& place) {
       std::ofstream file(place);

@@ -17,8 +17,9 @@ PlacedCall::PlacedCall(const Call& call, const Results& results)
   extra("bias", options_.bias);
   extra("sink", options_.sink);
   extra("alibi", options_.alibi_slopes);
-  outputs_ = {place(results.out, true), place(results.lse, true), place(results.row_sum, true),
-              place(results.row_max, true)};
+  outputs_.out = place(results.out, true), outputs_.lse = place(results.lse, true);
+  if (results.row_sum) outputs_.row_sum = place(*results.row_sum, true);
+  if (results.row_max) outputs_.row_max = place(*results.row_max, true);
 }
 
 void PlacedCall::add_backward(const OwnedTensor& dout, const OwnedTensor* dlse, const NamedTensors& gradients) {
@@ -59,11 +60,11 @@ TensorView PlacedCall::place(const OwnedTensor& tensor, bool result) {
   return view;
 }
 
-Results run_forward(const Call& call) {
+Results run_forward(const Call& call, bool lm) {
   const auto statistic = statistic_type(call.q.type);
   const auto [out, rows] = call.result_shapes();
-  Results results{OwnedTensor::zeros(call.q.type, out), OwnedTensor::zeros(statistic, rows),
-                  OwnedTensor::zeros(statistic, rows), OwnedTensor::zeros(statistic, rows)};
+  Results results{OwnedTensor::zeros(call.q.type, out), OwnedTensor::zeros(statistic, rows), {}, {}};
+  if (lm) results.row_max = OwnedTensor::zeros(statistic, rows), results.row_sum = OwnedTensor::zeros(statistic, rows);
   const PlacedCall placed(call, results);
   placed.forward();
   placed.fetch();

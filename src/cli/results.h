@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "call.h"
@@ -9,10 +10,12 @@
 namespace anyflash::cli {
 
 struct Results {
-  OwnedTensor out, lse, row_max, row_sum;
+  OwnedTensor out, lse;
+  std::optional<OwnedTensor> row_max, row_sum;
 };
 
-Results run_forward(const Call& call);
+/// lm: with row_max and row_sum.
+Results run_forward(const Call& call, bool lm = false);
 
 /// dq, dk, dv (or dqkv of a packed call), dbias and dsink where bias and sink are given.
 NamedTensors run_backward(const Call& call, const Results& results, const OwnedTensor& dout, const OwnedTensor* dlse);

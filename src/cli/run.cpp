@@ -50,12 +50,12 @@ void run_command(const RunArguments& arguments) {
 
   progress.step("forward");
   const auto start = std::chrono::steady_clock::now();
-  const auto results = run_forward(call);
+  const auto results = run_forward(call, arguments.lm);
   NamedTensors written = {{"out", results.out}};
   if (arguments.lse) written.emplace_back("lse", results.lse);
   if (arguments.lm) {
-    written.emplace_back("row_max", results.row_max);
-    written.emplace_back("row_sum", results.row_sum);
+    written.emplace_back("row_max", *results.row_max);
+    written.emplace_back("row_sum", *results.row_sum);
   }
   if (arguments.backward) {
     progress.step("backward");

@@ -102,9 +102,9 @@ std::vector<PlanCandidate> worth_showing(std::vector<planning::Candidate> candid
 }  // namespace
 
 PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
-                             bool backward, const Calibration& machine) {
+                             bool backward, const Calibration& machine, const CallTensors& tensors) {
   const auto& backend = backend_of(q.device);
-  auto problem = shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward);
+  auto problem = shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward, tensors);
   rules::check(problem.rule, planning::shapes_of(problem));
   PlanExplanation made;
   const bool tiles = q.device.kind == DeviceKind::tiles;

@@ -158,6 +158,22 @@ class Reader {
     if (options_.sink.given()) problem_.dsink.data = &nowhere;
   }
 
+  void ask_for(const CallTensors& tensors) {
+    alignas(64) static char nowhere;
+    const bool backward = problem_.direction == Direction::backward;
+    const auto check = [&](const char* name, bool given, bool of_backward) {
+      if (!given || of_backward == backward) return;
+      fail_value(name, backward ? "given to a backward call, expected a forward one"
+                                : "given to a forward call, expected a backward one");
+    };
+    check("row_sum", tensors.row_sum, false), check("row_max", tensors.row_max, false);
+    check("dlse", tensors.dlse, true), check("large_lse", tensors.large_lse, true);
+    if (tensors.row_sum) problem_.row_sum.data = &nowhere;
+    if (tensors.row_max) problem_.row_max.data = &nowhere;
+    if (tensors.dlse) problem_.dlse.data = &nowhere;
+    problem_.large_lse = tensors.large_lse;
+  }
+
   /// Out of core the budget covers the results too. They are files of their own, row by row.
   void ask_for_files(const TensorView& q, const TensorView& k, const TensorView& v) {
     alignas(64) static char nowhere;
@@ -397,10 +413,11 @@ Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, cons
 }
 
 Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
-                      Direction direction) {
+                      Direction direction, const CallTensors& tensors) {
   problem::Reader reader(options, direction, false);
   reader.read_inputs(q, k, v);
   if (direction == Direction::backward) reader.ask_for_gradients();
+  reader.ask_for(tensors);
   if (options.out_of_core) reader.ask_for_files(q, k, v);
   return reader.finish();
 }

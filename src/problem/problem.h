@@ -107,6 +107,7 @@ struct Problem {
   // backward only
   Operand dout, dq, dk, dv;
   RowStatistic dlse;
+  bool large_lse = false;  // of a problem of shapes: lse would have a number of 32 or more
   Bias dbias;
   HeadNumbers dsink;
 
@@ -125,8 +126,9 @@ Problem forward_problem(const TensorView& q, const TensorView& k, const TensorVi
 Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
                          const Gradients& gradients, const Options& options);
 /// For shapes only: data pointers of q, k and v may be null, there are no outputs. A backward problem asks for every
-/// possible gradient, at a dummy address.
+/// possible gradient, at a dummy address. There are the given ones of `tensors` too. Throws Error for those of the other
+/// direction.
 Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
-                      Direction direction = Direction::forward);
+                      Direction direction = Direction::forward, const CallTensors& tensors = {});
 
 }  // namespace anyflash

@@ -45,8 +45,9 @@ void run(const Problem& problem, const ExecutionPlan& plan) {
 
 /// The problem of a call of which only shapes are known, and its plan.
 struct PlannedCall {
-  PlannedCall(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options, bool backward)
-      : problem(shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward)) {
+  PlannedCall(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options, bool backward,
+              const CallTensors& tensors)
+      : problem(shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward, tensors)) {
     rules::check(problem.rule, planning::shapes_of(problem));
     plan = make_plan(problem, tile_menu(problem));
     if (!problem.has_pairs()) throw Error(Error::Kind::value, "query and key: no pairs, expected something to compute");
@@ -115,8 +116,8 @@ const TileReport& last_tile_report() {
 }
 
 TileReport predict_tiles(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
-                         bool backward) {
-  const simulator::PlannedCall planned(q, k, v, options, backward);
+                         bool backward, const CallTensors& tensors) {
+  const simulator::PlannedCall planned(q, k, v, options, backward, tensors);
   const auto [machine, choice] = simulator::used_machine();
   const simulator::Call call(planned.problem, *planned.plan, machine, choice);
   auto evaluation = simulator::best(call);
@@ -128,8 +129,8 @@ TileReport predict_tiles(const TensorView& q, const TensorView& k, const TensorV
 }
 
 std::vector<TileCandidate> tile_candidates(const TensorView& q, const TensorView& k, const TensorView& v,
-                                           const Options& options, bool backward) {
-  const simulator::PlannedCall planned(q, k, v, options, backward);
+                                           const Options& options, bool backward, const CallTensors& tensors) {
+  const simulator::PlannedCall planned(q, k, v, options, backward, tensors);
   const auto [machine, choice] = simulator::used_machine();
   const simulator::Call call(planned.problem, *planned.plan, machine, choice);
   std::vector<TileCandidate> all;

@@ -28,6 +28,7 @@ bool is_lopsided(const ExecutionPlan& plan, const Order& keys) {
 
 bool has_large_lse(const Problem& problem) {
   const auto& lse = problem.lse;
+  if (!lse.given()) return problem.large_lse;
   for (std::int64_t b = 0; b < problem.batch; ++b)
     for (std::int64_t h = 0; h < problem.heads_q; ++h)
       for (std::int64_t i = 0; i < problem.queries(); ++i) {
@@ -191,7 +192,7 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       statistics(statistics_of(problem)),
       queries(plan.query_grid),
       keys(plan.key_grid),
-      lse_remainders(backward && (problem.deterministic || (problem.lse.given() && has_large_lse(problem)))) {
+      lse_remainders(backward && (problem.deterministic || has_large_lse(problem))) {
   lopsided = is_lopsided(plan, keys);
   known_weights = std::make_shared<KnownWeights>();
   constexpr std::size_t most_blocks = 4096;

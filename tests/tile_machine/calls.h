@@ -50,6 +50,7 @@ class Numbers {
   TensorView view(Device device = {DeviceKind::tiles, 0}) { return make(bytes_.data(), type_, device); }
   TensorView wide() { return make(wide_.data(), ElementType::float64, {}); }
   bool given() const { return !shape_.empty(); }
+  std::int64_t size() const { return count_; }
 
   /// The largest distance from the float64 numbers, relative to the largest of them and 1.
   double error() const {
@@ -91,6 +92,7 @@ struct TileCall {
   Align align = Align::none_front;
   double softcap = 0;
   std::int64_t chunks_q = 0, chunks_kv = 0, budget = -1;  // of the call on tiles; 0, -1: none
+  Layout layout = Layout::bhsd;                           // or bshd or bhds
   bool deterministic = false;
   bool bias = false, sink = false, alibi = false, dlse = false;
   std::vector<std::int64_t> key_lengths;
@@ -107,7 +109,8 @@ struct TileCall {
     return std::string(element_name(type)) + " b" + std::to_string(batch) + " h" + std::to_string(heads) + "/" +
            std::to_string(kv_heads) + " d" + std::to_string(d_qk) + "/" + std::to_string(d_v) + " " + numbers(queries) +
            " keys " + numbers(keys) + " " + rule.text() + " " + align_names[int(align)] + (bias ? " bias" : "") +
-           (sink ? " sink" : "") + (alibi ? " alibi" : "") + (dlse ? " dlse" : "") + (softcap > 0 ? " softcap" : "") +
+           (layout == Layout::bhsd ? "" : std::string(" ") + layout_names[int(layout)]) + (sink ? " sink" : "") +
+           (alibi ? " alibi" : "") + (dlse ? " dlse" : "") + (softcap > 0 ? " softcap" : "") +
            (key_lengths.empty() ? "" : " lengths " + numbers(key_lengths));
   }
 
@@ -132,8 +135,23 @@ struct TileCall {
     if (alibi) a = Numbers(ElementType::float32, {heads}), a.draw(random, 0.1);
   }
 
+  /// A view (batch, heads, sequence..., channels), in the layout.
+  TensorView arranged(TensorView view) const {
+    const auto shape = view.shape, strides = view.strides;
+    const auto from = [&](int axis) {  // of the layout's
+      const int last = view.rank - 1;
+      if (layout == Layout::bshd) return axis == 0 || axis == last ? axis : axis == last - 1 ? 1 : axis + 1;
+      if (layout == Layout::bhds) return axis < 2 ? axis : axis == 2 ? last : axis - 1;
+      return axis;
+    };
+    for (int axis = 0; axis < view.rank; ++axis)
+      view.shape[axis] = shape[from(axis)], view.strides[axis] = strides[from(axis)];
+    return view;
+  }
+
   Options options(bool wide) {
     Options options;
+    options.layout = layout;
     options.rule = rule, options.align = align, options.softcap = softcap, options.deterministic = deterministic;
     if (!wide && chunks_q > 0) options.num_chunks_q = chunks_q;
     if (!wide && chunks_kv > 0) options.num_chunks_kv = chunks_kv;
@@ -147,18 +165,32 @@ struct TileCall {
     return options;
   }
 
-  void forward(bool wide) {
+  void forward(bool wide, bool with_lse = true, bool with_lm = true) {
     const auto view = [&](Numbers& numbers) { return wide ? numbers.wide() : numbers.view(); };
-    anyflash::forward(view(q), view(k), view(v), {view(out), view(lse), view(row_sum), view(row_max)}, options(wide));
+    const auto tensor = [&](Numbers& numbers) { return arranged(view(numbers)); };
+    ForwardOutputs outputs{tensor(out), {}, {}, {}};
+    if (with_lse) outputs.lse = view(lse);
+    if (with_lm) outputs.row_sum = view(row_sum), outputs.row_max = view(row_max);
+    anyflash::forward(tensor(q), tensor(k), tensor(v), outputs, options(wide));
   }
   /// From forward's exact results, rounded, so that its errors are not those of forward.
   void backward(bool wide) {
     const auto view = [&](Numbers& numbers) { return wide ? numbers.wide() : numbers.view(); };
+    const auto tensor = [&](Numbers& numbers) { return arranged(view(numbers)); };
     const auto given = [&](Numbers& numbers) { return numbers.given() ? view(numbers) : TensorView(); };
-    BackwardInputs inputs{view(dout), view(out), view(lse), {}};
+    BackwardInputs inputs{tensor(dout), tensor(out), view(lse), {}};
     if (dlse) inputs.dlse = view(dlse_in);
-    anyflash::backward(inputs, view(q), view(k), view(v), {view(dq), view(dk), view(dv), given(db), given(ds)},
-                       options(wide));
+    anyflash::backward(inputs, tensor(q), tensor(k), tensor(v),
+                       {tensor(dq), tensor(dk), tensor(dv), given(db), given(ds)}, options(wide));
+  }
+  /// What predict expects of it.
+  TileReport predicted(bool backward, const CallTensors& tensors) {
+    const auto shape = [&](Numbers& numbers) {
+      auto view = arranged(numbers.view());
+      view.data = nullptr;
+      return view;
+    };
+    return predict_tiles(shape(q), shape(k), shape(v), options(false), backward, tensors);
   }
 };
 

@@ -129,6 +129,76 @@ TEST_P(Simulator, AnyMachine) {
   }
 }
 
+/// predict knows what a call asks for: its report is that of the call, from the least budget on.
+TEST_P(Simulator, PredictKnowsWhatACallAsksFor) {
+  std::mt19937 random(seed_of(unsigned(60 + GetParam())));
+  for (int i = 0; i < repeats(25) && !HasFailure(); ++i) {
+    auto machine = small_machine(GetParam(), 4 << 20);
+    machine.overlap = random() % 3 == 0, machine.separate_vector = random() % 3 == 0;
+    if (random() % 3 == 0) machine.memory_bytes_per_cycle = 50;
+    if (random() % 4 == 0) machine.mesh_rows = 1, machine.mesh_columns = GetParam(), machine.hop_cycles = 40;
+    use_tile_machine(machine);
+    auto call = any_call(random);
+    call.layout = Layout(random() % 3), call.deterministic = random() % 4 == 0;
+    call.draw();
+    call.forward(false);
+    auto large = call.lse;
+    large.put(std::int64_t(random() % large.size()), random() % 2 ? 40 : -1000);
+    bool is_large = false;  // without that
+    for (std::int64_t row = 0; row < call.lse.size(); ++row) {
+      const auto size = std::abs(call.lse.at(row));
+      is_large |= size >= 32 && std::isfinite(size);
+    }
+    for (const bool backward : {false, true}) {
+      call.budget = -1;
+      const auto least = least_workspace(call.arranged(call.q.view()), call.arranged(call.k.view()),
+                                         call.arranged(call.v.view()), call.options(false), backward);
+      for (const auto budget : {std::int64_t{-1}, least, least + std::int64_t(random() % least), 3 * least}) {
+        call.budget = budget;
+        CallTensors tensors;
+        if (backward) call.dlse = tensors.dlse = random() % 2, tensors.large_lse = is_large || random() % 2;
+        else tensors.row_sum = tensors.row_max = random() % 2;
+        const auto predicted = call.predicted(backward, tensors);
+        if (tensors.large_lse) std::swap(call.lse, large);
+        if (backward) call.backward(false);
+        else call.forward(false, random() % 2, tensors.row_max);
+        if (tensors.large_lse) std::swap(call.lse, large);
+        const auto& report = last_tile_report();
+        const auto text = call.text() + (backward ? " backward" : "") + (tensors.row_max ? " lm" : "") +
+                          (tensors.large_lse ? " large lse" : "") + ", budget " + std::to_string(budget);
+        EXPECT_NEAR(predicted.cycles, report.cycles, 0.05 * report.cycles) << text;
+        EXPECT_EQ(predicted.peak_bytes, report.peak_bytes) << text;
+        EXPECT_EQ(predicted.multiply_adds, report.multiply_adds) << text;
+        const auto mapping = [](const TileReport& one) {
+          return std::vector{one.num_chunks_q,     one.num_chunks_kv,       one.grid_rows, one.grid_columns,
+                             one.chunks_in_flight, one.head_groups_at_once, one.waves};
+        };
+        EXPECT_EQ(mapping(predicted), mapping(report)) << text;
+      }
+    }
+  }
+}
+
+TEST(Prediction, OfTensorsOfTheOtherDirection) {
+  TileCall call;
+  call.draw();
+  CallTensors tensors[4];
+  tensors[0].row_sum = tensors[1].row_max = tensors[2].dlse = tensors[3].large_lse = true;
+  const char* names[] = {"row_sum", "row_max", "dlse", "large_lse"};
+  for (int i = 0; i < 4; ++i) {
+    const bool backward = i < 2;
+    try {
+      call.predicted(backward, tensors[i]);
+      ADD_FAILURE() << names[i] << ": no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()),
+                std::string(names[i]) + ": given to a " +
+                    (backward ? "backward call, expected a forward one" : "forward call, expected a backward one"));
+    }
+    EXPECT_NO_THROW(call.predicted(!backward, tensors[i]));
+  }
+}
+
 /// Deterministic backward calls sum P first: steps whose products and vector operations have another ratio.
 TEST(Prediction, OfSumsOfP) {
   for (const bool separate : {false, true})
