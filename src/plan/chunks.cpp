@@ -70,6 +70,18 @@ std::int64_t bytes_of_slices(const Problem& problem, const ExecutionPlan& plan) 
   return bytes + of_q * q * 2 * std::max<std::int64_t>(size, 4) + (4 << 20);  // lse and dlse
 }
 
+/// Numbers of chunks ask a GPU for so many parts.
+std::int64_t parts_of(const Problem& problem) {
+  return problem.num_chunks_q.value_or(1) * problem.num_chunks_kv.value_or(1);
+}
+
+/// Which kernels of a GPU fit may depend on the batch: so deterministic calls that may be divided take the portable ones
+/// whatever fits.
+bool only_portable(const Problem& problem) {
+  return problem.device.kind == DeviceKind::cuda && problem.deterministic &&
+         (problem.memory_budget || parts_of(problem) > 1);
+}
+
 /// Collects the candidates of one call.
 class Collector {
  public:
@@ -98,21 +110,19 @@ class Collector {
 
  private:
   /// A GPU takes fewer groups at a time, or its portable kernels, whose workspace does not grow with the channels.
-  /// Numbers of chunks ask for so many parts. Which kernels fit may depend on the batch: so deterministic calls that may
-  /// be divided take the portable ones whatever fits.
   void collect_groups() {
-    const auto parts = problem_.num_chunks_q.value_or(1) * problem_.num_chunks_kv.value_or(1);
+    const auto parts = parts_of(problem_);
     const auto most = std::max<std::int64_t>(1, (groups_ + parts - 1) / parts);
-    std::vector<Chunks> parts_of;
-    if (most == groups_) parts_of.push_back({});
+    std::vector<Chunks> divisions;
+    if (most == groups_) divisions.push_back({});
     for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
-      if (n < groups_ || n == 1) parts_of.push_back({.groups = n});
-    const bool portable = problem_.deterministic && (problem_.memory_budget || parts > 1);
+      if (n < groups_ || n == 1) divisions.push_back({.groups = n});
+    const bool portable = only_portable(problem_);
     if (!portable)
-      for (const auto& one : parts_of) add(one);
-    for (std::size_t i = 0; i < parts_of.size(); ++i) {
-      parts_of[i].portable = true;
-      add(parts_of[i]);
+      for (const auto& one : divisions) add(one);
+    for (std::size_t i = 0; i < divisions.size(); ++i) {
+      divisions[i].portable = true;
+      add(divisions[i]);
       if (!portable && found_.back().shown.bytes >= found_[i].shown.bytes) found_.pop_back();
     }
   }
@@ -250,20 +260,26 @@ std::vector<Candidate> candidates_on(const Backend& backend, const Problem& prob
 
 std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.device.kind == DeviceKind::tiles) return simulator::least_bytes(problem, plan);
-  return least_of(candidates_of(problem, plan));
+  auto bounded = problem;  // calls with a budget may have other candidates
+  if (!bounded.memory_budget) bounded.memory_budget = 0;
+  return least_of(candidates_of(bounded, plan));
 }
 
 Chunks chosen_chunks(const Problem& problem, const ExecutionPlan& plan) {
+  return chosen_on(backend_of(problem.device), problem, plan);
+}
+
+Chunks chosen_on(const Backend& backend, const Problem& problem, const ExecutionPlan& plan) {
   const bool counts = problem.num_chunks_q.value_or(1) > 1 || problem.num_chunks_kv.value_or(1) > 1;
-  if (!counts && !problem.tensors_in_budget) {
+  if (!counts && !problem.tensors_in_budget && !only_portable(problem)) {
     if (!problem.memory_budget) return {};
-    if (backend_of(problem.device).workspace(problem, plan) <= *problem.memory_budget) return {};
+    if (backend.workspace(problem, plan) <= *problem.memory_budget) return {};
   }
   const bool memo = problem.device.kind == DeviceKind::cpu && !problem.tensors_in_budget;
   const auto key = memo ? memo_key(problem, plan) : std::string();
   if (memo)
     if (const auto known = plan.memo.find(key)) return *known;
-  const auto candidates = candidates_of(problem, plan);
+  const auto candidates = candidates_on(backend, problem, plan);
   const auto chosen =
       std::find_if(candidates.begin(), candidates.end(), [](const Candidate& one) { return one.shown.chosen; });
   if (chosen == candidates.end()) fail_budget(problem, least_of(candidates));

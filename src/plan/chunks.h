@@ -32,12 +32,14 @@ std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan
 std::vector<Candidate> candidates_on(const Backend& backend, const Problem& problem, const ExecutionPlan& plan,
                                      const Calibration& machine = calibration());
 
-/// The bytes of the smallest one.
+/// The bytes of the smallest one of a call with a budget.
 std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan);
 
 /// The fastest candidate that fits the budget. Without a budget, and with no numbers of chunks, nothing is divided.
 /// Throws Error, which names the least budget that works, if none fits.
 Chunks chosen_chunks(const Problem& problem, const ExecutionPlan& plan);
+/// The same for a backend, not the tile machine's.
+Chunks chosen_on(const Backend& backend, const Problem& problem, const ExecutionPlan& plan);
 
 /// Throws the Error of a budget that is too small; `least` works.
 [[noreturn]] void fail_budget(const Problem& problem, std::int64_t least);

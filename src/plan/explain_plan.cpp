@@ -114,9 +114,12 @@ PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const Ten
   if (!problem.has_pairs()) return made;
   const auto plan = make_plan(problem, backend.menu(problem));
   const auto candidates = planning::candidates_of(problem, *plan, machine);
-  made.least_bytes = tiles ? planning::least_bytes(problem, *plan) : candidates.front().shown.bytes;
-  for (std::size_t i = 0; !tiles && i < candidates.size(); ++i)
-    made.least_bytes = std::min(made.least_bytes, candidates[i].shown.bytes);
+  if (q.device.kind == DeviceKind::cpu) {
+    made.least_bytes = candidates.front().shown.bytes;
+    for (const auto& one : candidates) made.least_bytes = std::min(made.least_bytes, one.shown.bytes);
+  } else {
+    made.least_bytes = planning::least_bytes(problem, *plan);
+  }
   made.candidates = worth_showing(candidates);
   return made;
 }

@@ -71,11 +71,18 @@ TEST(Chunks, OfAGpu) {
   EXPECT_EQ(chosen(79), (Chunks{.groups = 4, .portable = true}));
   EXPECT_EQ(chosen(10), (Chunks{.groups = 1, .portable = true}));
   EXPECT_FALSE(chosen(9));
+  problem.memory_budget = 800;
+  EXPECT_EQ(chosen_on(backend, problem, *plan), Chunks());
   problem.deterministic = true;  // the kernel must not depend on what else is in the batch
-  EXPECT_EQ(chosen(800), Chunks{.portable = true});
+  for (const std::int64_t budget : {800, 80}) {
+    EXPECT_EQ(chosen(budget), Chunks{.portable = true});
+    EXPECT_EQ(chosen_on(backend, problem, *plan), Chunks{.portable = true}) << budget;
+  }
   EXPECT_EQ(chosen(79), (Chunks{.groups = 4, .portable = true}));
+  EXPECT_EQ(chosen_on(backend, problem, *plan), (Chunks{.groups = 4, .portable = true}));
   problem.memory_budget.reset();
   EXPECT_FALSE(candidates_on(backend, problem, *plan).front().chunks.portable);
+  EXPECT_EQ(chosen_on(backend, problem, *plan), Chunks());
   problem.deterministic = false, problem.memory_budget = 9;
 
   PlanExplanation explanation;
