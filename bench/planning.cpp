@@ -63,16 +63,33 @@ void made(benchmark::State& state, const std::string& text, Direction direction)
   }
 }
 
-/// 16k tokens in 12 documents, whose ids are new in each call.
-void documents_made(benchmark::State& state, Direction direction) {
-  constexpr std::int64_t tokens = 16 << 10;
+/// Ids of 12 documents: one after the other; the same under descending ids; in 48 segments, in any order; any id in any
+/// place.
+std::vector<std::int32_t> ids_of(const std::string& order, std::int64_t tokens, std::mt19937& random) {
+  std::vector<std::int32_t> ids(tokens);
+  if (order == "in any place") {
+    for (auto& id : ids) id = static_cast<std::int32_t>(random() % 12);
+    return ids;
+  }
+  const int segments = order == "in 48 segments" ? 48 : 12;
+  for (int cut = 0; cut < segments - 1; ++cut) ids[random() % tokens] += 1;
+  for (std::int64_t i = 1; i < tokens; ++i) ids[i] += ids[i - 1];
+  if (order == "in 48 segments") {
+    std::vector<std::int32_t> document(segments);
+    for (auto& one : document) one = static_cast<std::int32_t>(random() % 12);
+    for (auto& id : ids) id = document[id];
+  }
+  if (order == "descending") {
+    for (auto& id : ids) id = -id;
+  }
+  return ids;
+}
+
+/// Documents whose ids are new in each call.
+void documents_made(benchmark::State& state, const std::string& order, std::int64_t tokens, Direction direction) {
   std::vector<std::vector<std::int32_t>> ids(100);
   std::mt19937 random(1);
-  for (auto& own : ids) {
-    own.assign(tokens, 0);
-    for (int cut = 0; cut < 11; ++cut) own[random() % tokens] += 1;
-    for (std::int64_t i = 1; i < tokens; ++i) own[i] += own[i - 1];
-  }
+  for (auto& own : ids) own = ids_of(order, tokens, random);
   const TensorView x(nullptr, ElementType::bfloat16, {1, 16, tokens, 128});
   std::size_t n = 0;
   for (auto _ : state) {
@@ -101,10 +118,16 @@ const bool registered = [] {
           "causal() & local(4096)", "local(256) | sink(64)", "tiles(64, 3)"})
       add(rule, made, "made");
     add("bitmap", made, "made");
-    benchmark::RegisterBenchmark(("plan/" + name + "/made/12 documents of 16k tokens").c_str(),
-                                 [=](benchmark::State& state) { documents_made(state, direction); })
-        ->Unit(benchmark::kMicrosecond)
-        ->MinTime(0.1);
+    for (const std::int64_t tokens : {16, 128}) {
+      for (const char* const order : {"in order", "descending", "in 48 segments", "in any place"}) {
+        const auto what = "/made/12 documents of " + std::to_string(tokens) + "k tokens, " + order;
+        benchmark::RegisterBenchmark(
+            ("plan/" + name + what).c_str(),
+            [=](benchmark::State& state) { documents_made(state, order, tokens << 10, direction); })
+            ->Unit(benchmark::kMicrosecond)
+            ->MinTime(0.1);
+      }
+    }
   }
   return true;
 }();

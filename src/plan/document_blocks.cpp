@@ -1,19 +1,22 @@
 #include "plan/document_blocks.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "rules/classes.h"
 
 namespace anyflash::planning {
 namespace {
 
-/// Calls f(document) for the entries of a box that exist; once for neighbours of one document.
+/// Calls f(document) for the entries of a box that exist, once for each segment of a row of it.
 template <typename F>
 void each_document(const rules::DocumentSide& side, const Box& box, Int3 size, const F& f) {
-  std::int32_t before = -1;
-  rules::each_row(box, size, [&](std::int64_t entry, std::int64_t step, std::int64_t count) {
-    for (; count > 0; --count, entry += step) {
-      if (const auto document = side.document_of[entry]; document != before) f(before = document);
+  rules::each_row(box, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
+    const auto end = first + (count - 1) * step + 1;
+    for (auto entry = first; entry < end;) {
+      const auto& segment = side.segments[side.segment_of[entry]];
+      f(segment.document);
+      entry += (segment.end - entry + step - 1) / step * step;
     }
     return true;
   });
@@ -22,12 +25,17 @@ void each_document(const rules::DocumentSide& side, const Box& box, Int3 size, c
 }  // namespace
 
 DocumentBlocks::DocumentBlocks(const rules::Program& program, const Grid& key_grid)
-    : queries_(program.documents.q), q_size_(program.q_size()) {
+    : queries_(program.documents.q), q_size_(program.q_size()), row_words_((key_grid.count() + 63) / 64) {
+  constexpr std::int64_t most_row_words = 1 << 19;  // 4 MiB
   const auto& keys = program.documents.k;
   const auto size = program.k_size();
-  std::int32_t largest = -1;
-  for (std::int32_t s = 0; s < keys.segment_count; ++s) largest = std::max(largest, keys.segments[s].document);
-  chains_.resize(largest + 1);
+  for (std::int32_t s = 0; s < keys.segment_count; ++s)
+    documents_ = std::max(documents_, std::int64_t{keys.segments[s].document} + 1);
+  if (documents_ * row_words_ <= most_row_words) {
+    rows_.resize(documents_ * row_words_);
+  } else {
+    chains_.resize(documents_);
+  }
   for (std::int64_t block = 0; block < key_grid.count(); ++block) {
     auto box = key_grid.box(std::int32_t(block));
     if (!rules::inside(box.origin, size)) continue;
@@ -37,6 +45,10 @@ DocumentBlocks::DocumentBlocks(const rules::Program& program, const Grid& key_gr
 }
 
 void DocumentBlocks::add(std::int32_t document, std::int64_t block) {
+  if (chains_.empty()) {
+    rows_[document * row_words_ + block / 64] |= Word{1} << block % 64;
+    return;
+  }
   auto& chain = chains_[document];
   if (chain.last >= 0 && links_[chain.last].blocks.end >= block) {
     links_[chain.last].blocks.end = block + 1;
@@ -48,26 +60,38 @@ void DocumentBlocks::add(std::int32_t document, std::int64_t block) {
   chain.last = link;
 }
 
-void DocumentBlocks::meeting(const Box& queries, std::vector<BlockRange>& found) const {
-  std::vector<std::int32_t> documents;
-  each_document(queries_, queries, q_size_, [&](std::int32_t document) { documents.push_back(document); });
-  std::sort(documents.begin(), documents.end());
-  documents.erase(std::unique(documents.begin(), documents.end()), documents.end());
-  found.clear();
-  for (const auto document : documents) {
-    if (std::size_t(document) >= chains_.size()) continue;  // a document without keys
-    for (auto link = chains_[document].first; link >= 0; link = links_[link].next) found.push_back(links_[link].blocks);
+/// Adds a document's key blocks to a set.
+void DocumentBlocks::mark(std::int32_t document, std::vector<Word>& blocks) const {
+  if (document >= documents_) return;  // it has no keys
+  if (chains_.empty()) {
+    const auto* const row = rows_.data() + document * row_words_;
+    for (std::int64_t i = 0; i < row_words_; ++i) blocks[i] |= row[i];
+    return;
   }
-  std::sort(found.begin(), found.end(), [](BlockRange a, BlockRange b) { return a.first < b.first; });
-  std::size_t kept = 0;
-  for (const auto& range : found) {
-    if (kept > 0 && range.first <= found[kept - 1].end) {
-      found[kept - 1].end = std::max(found[kept - 1].end, range.end);
-    } else {
-      found[kept++] = range;
+  for (auto link = chains_[document].first; link >= 0; link = links_[link].next) {
+    const auto& range = links_[link].blocks;
+    for (auto block = range.first; block < range.end; ++block) blocks[block / 64] |= Word{1} << block % 64;
+  }
+}
+
+void DocumentBlocks::meeting(const Box& queries, std::vector<BlockRange>& found) const {
+  std::vector<Word> blocks(row_words_);
+  each_document(queries_, queries, q_size_, [&](std::int32_t document) { mark(document, blocks); });
+  found.clear();
+  for (std::int64_t i = 0; i < row_words_; ++i) {
+    auto left = blocks[i];
+    for (int at = 0; left != 0;) {
+      const int gap = std::countr_zero(left), ones = std::countr_one(left >> gap);
+      const auto first = i * 64 + at + gap;
+      if (!found.empty() && found.back().end == first) {
+        found.back().end += ones;
+      } else {
+        found.push_back({first, first + ones});
+      }
+      at += gap + ones;
+      left = gap + ones == 64 ? 0 : left >> (gap + ones);
     }
   }
-  found.resize(kept);
 }
 
 }  // namespace anyflash::planning

@@ -21,8 +21,10 @@ namespace planning {
 namespace {
 
 // For most rules the search of a query block takes about 32 questions of 30 ns; where a dense mask has to be read, one
-// for each key block. Waking threads costs as much as some 1000 questions, and ten times that on a busy machine.
-constexpr std::int64_t usual_questions = 32, task_questions = 8192, parallel_questions = 4 * task_questions;
+// for each key block; where runs are read off documents, the time of a few. Waking threads costs as much as some 1000
+// questions, and ten times that on a busy machine.
+constexpr std::int64_t few_questions = 4, usual_questions = 32, task_questions = 8192,
+                       parallel_questions = 4 * task_questions;
 
 constexpr double most_in_dimension = 1 << 30;  // coordinates and block numbers are 32 bits wide
 constexpr double most_blocks = std::numeric_limits<std::int32_t>::max();
@@ -91,14 +93,15 @@ std::vector<Cut> possible_cuts(const Problem& problem, const TileMenu& menu, Int
 /// Fills keys_of_query_block of every group, and its transpose for a backward plan.
 void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, std::int64_t questions, bool backward) {
   const auto blocks = plan.query_grid.count(), groups = std::int64_t(plan.groups.size());
+  std::vector<RunFinder> finders;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    finders.emplace_back(plan.groups[g].program, plan.query_grid, plan.key_grid, k_sizes[g], backward);
+    if (finders.back().asks_nothing()) questions = few_questions;
+  }
   const auto part_blocks = std::max<std::int64_t>(1, task_questions / questions);
   const auto parts_each = std::max<std::int64_t>(1, (blocks + part_blocks - 1) / part_blocks);
   const int threads = double(groups) * double(blocks) * double(questions) < parallel_questions ? 1 : plan.threads;
   std::vector<Part> parts(groups * parts_each);
-  std::vector<RunFinder> finders;
-  for (std::int64_t g = 0; g < groups; ++g) {
-    finders.emplace_back(plan.groups[g].program, plan.query_grid, plan.key_grid, k_sizes[g], backward);
-  }
   in_parallel(groups * parts_each, threads, [&](std::int64_t task) {
     const auto group = task / parts_each, first = task % parts_each * part_blocks;
     auto& part = parts[task];

@@ -22,22 +22,22 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
     inner_ragged_[i] |= rules::class_length(k_size[i], key_grid.step[i] - 1, key_grid.step[i]) <
                         std::int64_t(chunks_[i]) * key_grid.extent[i];
   }
-  const auto& [q, k, axes] = program.documents;
-  if (program.has_documents && (q.tree != nullptr || k.tree != nullptr)) {
-    documents_ = std::make_shared<DocumentBlocks>(program, key_grid);
-  }
   const auto& bits = program.atoms[0];
   bitmap_ = program.conjunction && program.atom_count == 1 && bits.kind == rules::AtomKind::blocks &&
             program.dimensions == 1 && !program.has_documents && query_grid.step[2] == 1 && key_grid.step[2] == 1 &&
             bits.a[2] % query_grid.extent[2] == 0 && bits.b[2] % key_grid.extent[2] == 0;
-  in_order_ = program.conjunction && program.dimensions == 1 && program.has_documents && !documents_ &&
-              q.segment_of == k.segment_of && query_grid.step[2] == 1 && key_grid.step[2] == 1;
+  const auto& [q, k, axes] = program.documents;
+  const bool same = q.segment_of == k.segment_of;
+  by_documents_ = program.conjunction && program.dimensions == 1 && program.has_documents &&
+                  program.documents_required && !program.pieces && query_grid.step[2] == 1 && key_grid.step[2] == 1;
   for (std::int32_t i = 0; i < program.atom_count; ++i) {
     const auto& atom = program.atoms[i];
     causal_ |= atom.kind == rules::AtomKind::causal;
-    in_order_ &= !atom.negated && (atom.kind == rules::AtomKind::documents || atom.kind == rules::AtomKind::causal);
+    by_documents_ &= !atom.negated && (atom.kind == rules::AtomKind::documents || atom.kind == rules::AtomKind::causal);
   }
-  in_order_ &= program.documents_required && (!causal_ || query_grid.extent[2] == key_grid.extent[2]);
+  by_documents_ &= !causal_ || same;
+  if (program.has_documents && (q.tree != nullptr || k.tree != nullptr || (by_documents_ && !same)))
+    documents_ = std::make_shared<DocumentBlocks>(program, key_grid);
   for (int i = 0; i < 3; ++i) {
     const auto& own = program.axis[i];
     const auto step = key_grid.step[i];
@@ -79,7 +79,7 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   runs_ = &runs;
   first_run_ = runs.size();
   if (bitmap_) return read_bitmap();
-  if (in_order_) return read_documents();
+  if (by_documents_) return documents_ ? read_documents() : read_documents_in_order();
   for (int i = 0; i < 3; ++i) whole_dimension(i);
   if (documents_) documents_->meeting(queries_, meeting_);
   next_meeting_ = 0;
@@ -108,15 +108,43 @@ void RunFinder::read_bitmap() {
 
 /// Documents that follow one another: the key blocks from the first one's beginning to the last one's end, with causal
 /// to the diagonal. Full are those that lie whole in the only document, with causal before the diagonal.
-void RunFinder::read_documents() {
+void RunFinder::read_documents_in_order() {
   const auto& side = program_.documents.q;
   const std::int64_t extent = key_grid_.extent[2], origin = queries_.origin[2], end = origin + queries_.extent[2];
   const auto &first = side.segments[side.segment_of[origin]], &last = side.segments[side.segment_of[end - 1]];
   const std::int64_t seen = causal_ ? end : last.end, whole = causal_ ? origin : last.end;
   const bool one = &first == &last && !(pad_queries_ && query_ragged_);
-  for (auto block = first.start / extent; block * extent < seen; ++block) {
-    const bool full = one && block * extent >= first.start && (block + 1) * extent <= whole;
-    append(block, 1, full ? TileClass::full : TileClass::partial);
+  const auto begin = first.start / extent, stop = (seen + extent - 1) / extent;
+  const auto full = one ? std::min((first.start + extent - 1) / extent, stop) : stop;
+  const auto rest = std::max(full, std::min(whole / extent, stop));
+  append(begin, full - begin, TileClass::partial);
+  append(full, rest - full, TileClass::full);
+  append(rest, stop - rest, TileClass::partial);
+}
+
+/// Documents in any order: the key blocks that hold one of the queries', with causal up to the diagonal. Where both
+/// sides have the same documents, positions in each ascend with the place in memory: causal is the order of places.
+void RunFinder::read_documents() {
+  const auto& [q, k, axes] = program_.documents;
+  const std::int64_t extent = key_grid_.extent[2], origin = queries_.origin[2], end = origin + queries_.extent[2];
+  const auto seen = causal_ ? (end + extent - 1) / extent : key_grid_.count();
+  const auto whole = (causal_ ? origin : k_size_[2]) / extent;
+  const auto own = q.segments[q.segment_of[origin]];
+  const bool one = own.end >= end && !(pad_queries_ && query_ragged_);
+  documents_->meeting(queries_, meeting_);
+  for (const auto& range : meeting_) {
+    const auto stop = std::min(range.end, seen);
+    for (auto block = range.first; block < stop;) {
+      if (!one) {
+        append(block, stop - block, TileClass::partial);
+        break;
+      }
+      const auto& segment = k.segments[k.segment_of[block * extent]];
+      const auto full = segment.document == own.document ? std::min({segment.end / extent, whole, stop}) : block;
+      append(block, full - block, TileClass::full);
+      if (full <= block) append(block, 1, TileClass::partial);
+      block = std::max(full, block + 1);
+    }
   }
 }
 
@@ -250,6 +278,7 @@ TileClass RunFinder::ask_words(bool ragged) const {
 }
 
 void RunFinder::append(std::int64_t first, std::int64_t count, TileClass kind) {
+  if (count <= 0) return;
   auto& runs = *runs_;
   if (runs.size() > first_run_) {
     auto& last = runs.back();

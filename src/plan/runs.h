@@ -24,6 +24,8 @@ class RunFinder {
   void find(std::int32_t query_block, std::vector<Run>& runs);
 
   std::int64_t questions() const { return questions_; }  ///< tile classes asked so far
+  /// Are all runs read off documents, so that no tile class is asked?
+  bool asks_nothing() const { return by_documents_; }
 
  private:
   void split_dimension(int i, TileClass known);
@@ -36,6 +38,7 @@ class RunFinder {
   bool move_along();
   void read_bitmap();
   void read_documents();
+  void read_documents_in_order();
   std::int32_t split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const;
   void whole_dimension(int i);
   std::int32_t residue_of_keys(int i) const;
@@ -49,8 +52,8 @@ class RunFinder {
   bool inner_ragged_[4] = {};          // does any block extend beyond the keys in a dimension >= i? [3]: false
   bool bitmap_ = false;                // the rule is a bitmap alone, one bit of which covers a whole tile
   bool strided_[3] = {};               // every visible pair of dimension i is of one residue class of its step
-  bool in_order_ = false;   // the rule is documents in order, the same of queries and keys, alone or with causal
-  bool causal_ = false;     // with causal
+  bool by_documents_ = false;  // the rule is documents, alone or, if both sides have the same, with causal
+  bool causal_ = false;        // with causal
   std::int32_t shift_ = 0;  // key blocks by which runs move from one query block to the next; 0: unknown
 
   Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence
@@ -64,7 +67,7 @@ class RunFinder {
   std::int64_t last_block_ = -1;         // the number of the latter
   std::vector<std::int64_t> expected_;   // a guess where those of this query block begin and end
 
-  std::shared_ptr<const DocumentBlocks> documents_;  // if document numbers descend somewhere
+  std::shared_ptr<const DocumentBlocks> documents_;  // if document numbers descend somewhere, or sides differ
   std::vector<BlockRange> meeting_;                  // blocks that hold a document of the query block
   std::size_t next_meeting_ = 0;
 };

@@ -13,7 +13,7 @@ namespace anyflash::rules {
 
 /// One side's entries, their segments, and a search tree over the segments where the document numbers do not ascend.
 struct SideTable {
-  std::vector<std::int32_t> segment_of, document_of;
+  std::vector<std::int32_t> segment_of, document_of;  ///< document_of: empty if each segment has its document's number
   std::vector<Segment> segments;
   std::vector<DocumentRange> tree;
 

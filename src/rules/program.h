@@ -69,7 +69,7 @@ struct DocumentRange {
 
 struct DocumentSide {
   const std::int32_t* segment_of;   ///< (entries): the segment of an entry
-  const std::int32_t* document_of;  ///< (entries): its document
+  const std::int32_t* document_of;  ///< (entries): its document; the same array if segment s is all of document s
   const Segment* segments;
   const DocumentRange* tree;  ///< node s of 1 .. 2 * segment_count - 1 covers nodes 2s and 2s + 1, leaves are the
                               ///< segments; null if document numbers never descend along the sequence

@@ -1,5 +1,6 @@
 // Hashes of tables' values: has a table changed since a plan was made of it, and is it equal to another's?
 #include "rules/compile.h"
+#include "rules/id_runs.h"
 #include "rules/node.h"
 
 namespace anyflash::rules {
@@ -34,16 +35,36 @@ void add(const Node& node, std::uint64_t& hash) {
 
 constexpr std::size_t longest_key = 4 << 20;
 
+/// Appends equal neighbours as their end and value. Returns false, with nothing appended, if that is no shorter.
+template <typename T>
+bool append_runs(const T* numbers, std::int64_t step, std::int64_t count, std::string& key) {
+  const auto before = key.size();
+  for (std::int64_t i = 0, end = 0; i < count; i = end) {
+    end = end_of_run(numbers, step, count, i);
+    if (key.size() - before >= std::size_t(count) * sizeof(T) / 2) {
+      key.resize(before);
+      return false;
+    }
+    key.append(reinterpret_cast<const char*>(&end), sizeof(end));
+    key.append(reinterpret_cast<const char*>(numbers + i * step), sizeof(T));
+  }
+  return true;
+}
+
+template <typename T>
 void append_numbers(const TensorView& table, std::string& key) {
-  const auto bytes = element_size(table.type), columns = std::size_t(table.shape[table.rank - 1]);
-  const auto rows = table.rank == 2 ? table.shape[0] : 1;
+  const auto rows = table.rank == 2 ? table.shape[0] : 1, columns = table.shape[table.rank - 1];
   for (std::int64_t row = 0; row < rows; ++row) {
-    const auto first = table.rank == 2 ? row * table.strides[0] : 0, step = table.strides[table.rank - 1];
-    const auto* from = static_cast<const char*>(table.data) + first * std::int64_t(bytes);
-    if (step == 1 || columns < 2) {
-      key.append(from, columns * bytes);
+    const auto step = table.strides[table.rank - 1];
+    const auto* const from = static_cast<const T*>(table.data) + (table.rank == 2 ? row * table.strides[0] : 0);
+    key.push_back('r');
+    if (append_runs(from, step, columns, key)) continue;
+    key.back() = 'n';
+    if (step == 1) {
+      key.append(reinterpret_cast<const char*>(from), std::size_t(columns) * sizeof(T));
     } else {
-      for (std::size_t i = 0; i < columns; ++i) key.append(from + std::int64_t(i) * step * std::int64_t(bytes), bytes);
+      for (std::int64_t i = 0; i < columns; ++i)
+        key.append(reinterpret_cast<const char*>(from + i * step), sizeof(T));
     }
   }
 }
@@ -62,7 +83,10 @@ bool append_tables(const Node& node, std::string& key) {
     const std::int64_t about[] = {same, std::int64_t(table->type), table->rank, table->shape[0],
                                   table->rank == 2 ? table->shape[1] : 0};
     key.append(reinterpret_cast<const char*>(about), sizeof(about));
-    if (table->elements() > 0) append_numbers(*table, key);
+    if (table->elements() > 0) {
+      table->type == ElementType::int64 ? append_numbers<std::int64_t>(*table, key)
+                                        : append_numbers<std::int32_t>(*table, key);
+    }
     if (same) break;
   }
   return true;

@@ -218,6 +218,73 @@ TEST(Runs, OfDocumentsInOrderOnBothSidesAreTheirTiles) {
   }
 }
 
+/// Ids as calls bring them: in order, with gaps, negative, descending, one document, no two of one document, segments in
+/// any order, any id in any place.
+std::vector<std::int64_t> random_ids(RandomRules& random, std::int64_t n) {
+  const auto kind = random.number(0, 6), longest = random.number(1, 300), kinds = random.number(1, 20);
+  std::vector<std::int64_t> ids(n);
+  std::int64_t id = random.number(-1'000'000'000'000, 1'000'000'000'000);
+  for (std::int64_t at = 0; at < n;) {
+    const auto end = std::min(n, at + (kind < 4 ? random.number(1, longest) : kind == 4 ? n : 1));
+    id += kind == 0 ? 1 : kind == 1 ? random.number(1, 1'000'000'000) : kind == 2 ? -random.number(1, 3) : 1;
+    if (kind == 3 || kind == 6) id = random.number(-kinds, kinds);
+    while (at < end) ids[at++] = id;
+  }
+  return ids;
+}
+
+/// With a part that hides nothing the rule's runs are found by halving, from the ids' tile classes.
+TEST(Runs, OfNewDocumentsAreThoseFoundByHalving) {
+  RandomRules random(12);
+  const auto asked = window(-1, -1);
+  for (int i = 0; i < anyflash::testing::repeats(400); ++i) {
+    Case c;
+    const auto queries = random.number(1, 1500), keys = i % 3 ? queries : random.number(1, 1500);
+    c.q_size = {{1, 1, std::int32_t(queries)}}, c.k_size = {{1, 1, std::int32_t(keys)}};
+    c.direction = i % 2 ? Direction::forward : Direction::backward;
+    c.align = Align(random.number(0, 3));
+    auto ids_q = random_ids(random, queries);
+    auto ids_k = random_ids(random, keys);
+    for (std::int64_t at = 0; at < keys; ++at)
+      if (random.number(0, 3) < 3) ids_k[at] = ids_q[at % queries];
+    const TensorView q(ids_q.data(), ElementType::int64, {queries}), k(ids_k.data(), ElementType::int64, {keys});
+    const auto rule = i % 3 ? documents(q, q) : documents(q, k);
+    const TileMenu menu = i % 5 ? test_menu() : TileMenu{{64}, i % 2 ? 64 : 128, 600.0};
+    for (const auto& one : {rule, rule & causal()}) {
+      SCOPED_TRACE(one.text() + ", case " + std::to_string(i));
+      c.rule = one;
+      const auto plan = make_plan(problem_of(c), menu);
+      c.rule = one & asked;
+      const auto expected = make_plan(problem_of(c), menu);
+      ASSERT_EQ(plan->query_grid.extent, expected->query_grid.extent);
+      const auto same = [](const RunList& a, const RunList& b) {
+        return a.start == b.start && same_runs(a.runs, b.runs);
+      };
+      ASSERT_TRUE(same(plan->groups[0].keys_of_query_block, expected->groups[0].keys_of_query_block));
+      ASSERT_TRUE(same(plan->groups[0].queries_of_key_block, expected->groups[0].queries_of_key_block));
+      ASSERT_EQ(plan->tiles, expected->tiles);
+      if (queries * keys < 200'000) check_group(*plan, plan->groups[0], c.k_size, c.direction == Direction::backward);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// Of too many documents for a row of bits each.
+TEST(Runs, OfManyDocumentsAreThoseFoundByHalving) {
+  const std::int32_t n = 1 << 16;
+  std::vector<std::int32_t> ids(n);
+  std::iota(ids.begin(), ids.end(), 0);
+  for (std::int32_t at = 0; at < n; at += 3) ids[at] = at % 50;
+  std::mt19937 random(5);
+  std::shuffle(ids.begin() + n / 2, ids.end(), random);
+  const TensorView view(ids.data(), ElementType::int32, {n});
+  const TileMenu menu{{64}, 64, 600.0};
+  const auto plan = make_plan(problem_1d(documents(view, view), n, n), menu);
+  const auto expected = make_plan(problem_1d(documents(view, view) & window(-1, -1), n, n), menu);
+  EXPECT_EQ(plan->groups[0].keys_of_query_block.start, expected->groups[0].keys_of_query_block.start);
+  EXPECT_TRUE(same_runs(plan->groups[0].keys_of_query_block.runs, expected->groups[0].keys_of_query_block.runs));
+}
+
 /// Tile classes asked to plan n queries and n keys.
 std::int64_t questions(const Rule& rule, std::int32_t n) {
   const auto problem = problem_1d(rule, n, n);
