@@ -84,6 +84,13 @@ ANYFLASH_HD Word block_bits(const std::uint8_t* data, std::int64_t stride, std::
   return bits;
 }
 
+/// Where each document is one segment: the entries first + step * e that belong to a document.
+ANYFLASH_HD Word document_bits(const DocumentSide& side, std::int32_t document, std::int64_t first, std::int64_t step) {
+  if (document >= side.segment_count) return 0;
+  const auto& segment = side.segments[document];
+  return interval_bits({first, step}, segment.start, segment.end - 1);
+}
+
 template <CellOf of>
 ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Question& question) {
   constexpr bool keys = of == CellOf::keys;
@@ -106,6 +113,11 @@ ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Ques
   const auto& one = keys ? program.documents.q : program.documents.k;
   const auto& cell = keys ? program.documents.k : program.documents.q;
   const auto document = one.document_of[question.place];
+  if (cell.document_of == cell.segment_of) {
+    return by_rows(question, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
+      return document_bits(cell, document, first, step) & low_bits(count);
+    });
+  }
   return by_rows(question, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
     return equal_bits(cell.document_of + first, step, count, document);
   });
@@ -206,8 +218,10 @@ ANYFLASH_HD Word word_by_documents(const Program& program, Question& question) {
 
   const std::int64_t origin = question.cell.origin[2], step = question.cell.step[2], count = question.count[2];
   const auto first_segment = side.segment_of[origin], last_segment = side.segment_of[origin + (count - 1) * step];
-  const bool mixed = step == 1 && last_segment - first_segment > 1 && !program.pieces;
+  const bool one_segment = program.documents_required && side.document_of == side.segment_of;
+  const bool mixed = !one_segment && step == 1 && last_segment - first_segment > 1 && !program.pieces;
   Word left = low_bits(count);
+  if (one_segment) left &= document_bits(side, own.document, origin, step);
   if (mixed && program.documents_required) left = equal_bits(side.document_of + origin, 1, count, own.document);
   Word word = 0;
   ANYFLASH_UNROLL(1)

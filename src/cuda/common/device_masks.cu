@@ -107,6 +107,25 @@ class Runs {
   DeviceRun open_{0, 0, TileClass::partial, -1};
 };
 
+/// Blocks first .. end - 1 of the other side may see a block, or be seen by it.
+struct Candidates {
+  std::int32_t first, end;
+};
+
+/// Documents of cumulative lengths ascend on both sides, and each is one segment.
+__device__ Candidates candidates(const Program& program, const Box& own, int side, const rules::Grid& other) {
+  const auto size = side == 0 ? program.q_size() : program.k_size();
+  if (!rules::inside(own.origin, size)) return {0, 0};
+  const Candidates all{0, static_cast<std::int32_t>(other.count())};
+  if (!program.documents_required || program.dimensions != 1 || own.step[2] != 1 || other.step[2] != 1) return all;
+  const auto& here = side == 0 ? program.documents.q : program.documents.k;
+  const auto& there = side == 0 ? program.documents.k : program.documents.q;
+  const auto last = within(std::int64_t{own.origin[2]} + own.extent[2], 0, size[2]) - 1;
+  const auto begin = there.segments[here.document_of[own.origin[2]]].start;
+  const auto end = there.segments[here.document_of[last]].end;
+  return {begin / other.extent[2], (end + other.extent[2] - 1) / other.extent[2]};
+}
+
 /// One warp for each block of queries, or of keys, of one mask.
 __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::int32_t chunks) {
   __shared__ Program program;
@@ -145,10 +164,10 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
   const Box own = own_grid.box(block);
   const bool own_whole = rules::whole(own, sizes[side]);
   Runs runs(args.runs[side] + (std::int64_t{group} * args.blocks[side] + block) * args.most_runs, args.most_runs);
-  const auto others = rules::inside(own.origin, sizes[side]) ? static_cast<std::int32_t>(other_grid.count()) : 0;
-  for (std::int32_t first = 0; first < others; first += 32) {
+  const auto others = candidates(program, own, side, other_grid);
+  for (auto first = others.first; first < others.end; first += 32) {
     auto kind = TileClass::skip;
-    if (first + lane < others) {
+    if (first + lane < others.end) {
       const Box other = other_grid.box(first + lane);
       if (rules::inside(other.origin, sizes[1 - side])) {
         kind = side == 0 ? rules::tile_class(program, own, other) : rules::tile_class(program, other, own);

@@ -68,8 +68,9 @@ class Image {
  public:
   std::size_t add(const void* data, std::size_t bytes) {
     const auto at = (bytes_.size() + 15) / 16 * 16;
-    bytes_.resize(at + bytes);
-    if (bytes > 0) std::memcpy(bytes_.data() + at, data, bytes);
+    bytes_.resize(at);
+    const auto* const from = static_cast<const char*>(data);
+    bytes_.insert(bytes_.end(), from, from + bytes);
     return at;
   }
   template <class T>

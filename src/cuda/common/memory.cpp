@@ -1,8 +1,12 @@
 #include "cuda/common/memory.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
+#include <vector>
 
 #include "cuda/common/device.h"
 #include "cuda/common/lasting_memory.h"
@@ -39,6 +43,65 @@ class Pools {
 
 constexpr std::uint64_t megabyte = 1 << 20;
 
+/// Pinned memory in which numbers wait for their copy to a device. Copies from other memory of the CPU wait until the
+/// stream has come to them.
+class PinnedMemory {
+ public:
+  /// Returns false, with nothing done, if all of it is in use. The device is the calling thread's.
+  bool bring(void* to, const void* from, std::size_t bytes, cudaStream_t stream, const char* what) {
+    const OutsideOfCaptures outside;
+    const std::lock_guard lock(mutex_);
+    const auto* const part = part_of(bytes);
+    if (!part) return false;
+    std::memcpy(part->data, from, bytes);
+    check(cudaMemcpyAsync(to, part->data, bytes, cudaMemcpyHostToDevice, stream), what);
+    check(cudaEventRecord(part->copied, stream), what);
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t least_bytes = 256 << 10, most_bytes = 32 << 20;
+
+  struct Part {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+    cudaEvent_t copied = nullptr;
+  };
+
+  /// A part of that size that is not in use; null if there is none and no room for another.
+  const Part* part_of(std::size_t bytes) {
+    for (const auto& part : parts_) {
+      if (part.bytes < bytes) continue;
+      const auto status = cudaEventQuery(part.copied);
+      if (status == cudaSuccess) return &part;
+      cudaGetLastError();
+    }
+    Part part;
+    part.bytes = std::max(std::bit_ceil(bytes), least_bytes);
+    if (bytes > most_bytes || bytes_ + part.bytes > most_bytes) return nullptr;
+    if (cudaEventCreateWithFlags(&part.copied, cudaEventDisableTiming) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    if (cudaHostAlloc(&part.data, part.bytes, cudaHostAllocDefault) != cudaSuccess) {
+      cudaGetLastError();
+      give_back(cudaEventDestroy(part.copied));
+      return nullptr;
+    }
+    bytes_ += part.bytes;
+    return &parts_.emplace_back(part);
+  }
+
+  std::mutex mutex_;
+  std::vector<Part> parts_;
+  std::size_t bytes_ = 0;
+};
+
+PinnedMemory& pinned_memory(int device) {
+  static auto& all = *new std::array<PinnedMemory, most_devices>;  // never destroyed: the process may be ending
+  return all[device];
+}
+
 }  // namespace
 
 cudaMemPool_t pool_of(int device) {
@@ -52,6 +115,7 @@ cudaMemPool_t lasting_pool_of(int device) {
 }
 
 void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what) {
+  if (bytes == 0 || pinned_memory(device).bring(to, from, bytes, stream, what)) return;
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), what);
   // On other devices the source is copied aside before the call returns.
   if (facts_of({DeviceKind::cuda, device}).reads_host_pages) check(cudaStreamSynchronize(stream), what);

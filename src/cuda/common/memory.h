@@ -39,7 +39,7 @@ cudaMemPool_t pool_of(int device);
 cudaMemPool_t lasting_pool_of(int device);
 
 /// Copies numbers from the CPU's memory to a device's, on a stream that is not in capture. They may be freed once it
-/// returns.
+/// returns. It waits for the stream only if pinned memory is short.
 void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what);
 
 /// Memory that exists for the work queued on a stream between construction and destruction; neither waits.

@@ -8,11 +8,15 @@
 namespace anyflash::cuda {
 namespace {
 
-/// One thread block for each block of each mask, one thread for each row.
+/// Thread blocks among which the tiles of a block are dealt. A block where two long documents meet has hundreds.
+constexpr std::int32_t shares = 8;
+
+/// One thread for each row of a block.
 __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ WordArgs args) {
   __shared__ rules::Program program;
-  const auto& group = args.groups[blockIdx.x / args.blocks];
-  const auto block = static_cast<std::int32_t>(blockIdx.x % args.blocks);
+  const auto task = static_cast<std::int32_t>(blockIdx.x / shares), share = static_cast<std::int32_t>(blockIdx.x % shares);
+  const auto& group = args.groups[task / args.blocks];
+  const auto block = task % args.blocks;
   const auto& list = args.of_queries ? group.keys_of_query_block : group.queries_of_key_block;
   const auto& own = args.of_queries ? args.query_grid : args.key_grid;
   const auto& other = args.of_queries ? args.key_grid : args.query_grid;
@@ -22,28 +26,30 @@ __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ Word
   }
   rules::Int3 entry;
   bool exists = false, loaded = false;
+  std::int32_t next = share;  // of the tiles from here on, the first in this share
   for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
     const DeviceRun run = list.runs[i];
     if (run.count == 0) break;
     if (run.kind == rules::TileClass::full || run.words >= 0) continue;
-    if (!loaded) {
-      if (threadIdx.x < 64) load_program<64>(group, program);
-      __syncthreads();
-      entry = entry_of(own.box(block), static_cast<int>(threadIdx.x));
-      exists = rules::inside(entry, args.of_queries ? own.size : program.k_size());
-      loaded = true;
-    }
-    for (std::int32_t n = 0; n < run.count; ++n) {
+    for (; next < run.count; next += shares) {
+      if (!loaded) {
+        if (threadIdx.x < 64) load_program<64>(group, program);
+        __syncthreads();
+        entry = entry_of(own.box(block), static_cast<int>(threadIdx.x));
+        exists = rules::inside(entry, args.of_queries ? own.size : program.k_size());
+        loaded = true;
+      }
       rules::Word word = 0;
       if (exists) {
-        const auto cell = other.box(run.first + n);
+        const auto cell = other.box(run.first + next);
         const bool inside = rules::inside(cell.origin, args.of_queries ? program.k_size() : program.q_size());
         word = !inside           ? 0
                : args.of_queries ? rules::word(program, entry, cell)
                                  : rules::word_of_queries(program, entry, cell);
       }
-      args.words[(std::int64_t{~run.words} + n) * blockDim.x + threadIdx.x] = word;
+      args.words[(std::int64_t{~run.words} + next) * blockDim.x + threadIdx.x] = word;
     }
+    next -= run.count;
   }
 }
 
@@ -52,7 +58,7 @@ __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ Word
 void ask_all_words(const WordArgs& args, std::int64_t groups, cudaStream_t stream) {
   if (groups * args.blocks == 0) return;
   const auto rows = rules::volume((args.of_queries ? args.query_grid : args.key_grid).extent);
-  launch_plainly(words_kernel, groups * args.blocks, rows, stream, args);
+  launch_plainly(words_kernel, groups * args.blocks * shares, rows, stream, args);
 }
 
 }  // namespace anyflash::cuda
