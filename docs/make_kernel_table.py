@@ -45,6 +45,7 @@ def calls():
         "`causal`": (lambda torch, af: dict(rule=af.causal()), plain, plain),
         "fewer key heads (grouped queries)": (lambda torch, af: dict(rule=af.causal()), plain, (1, 2, 1024, 128)),
         "`documents`, ids on the CPU": (lambda torch, af: dict(rule=af.documents(ids(torch))), plain, plain),
+        "`documents`, ids on the GPU": (lambda torch, af: dict(rule=af.documents(ids(torch).cuda())), plain, plain),
         '`layout="thd"`, lengths on the CPU': (
             lambda torch, af: dict(layout="thd", cu_seqlens_q=ends(torch), cu_seqlens_k=ends(torch)),
             packed,

@@ -47,7 +47,7 @@ struct OutOfCore {
 /// float64 for float64, else float32. Values too large for float32 become infinite.
 ///
 /// cu_seqlens_q, cu_seqlens_k, key_lengths, page_table and a rule's tables are all on the CPU or all on the tensors'
-/// GPU. On a GPU their values are not checked. The ids of `documents` are always on the CPU.
+/// GPU. On a GPU their values are not checked. Documents beside key_lengths need both on the CPU.
 struct Options {
   Rule rule;                        ///< which keys a query sees; all of them if not given
   Align align = Align::none_front;  ///< which coordinates the entries of the shorter sequence have

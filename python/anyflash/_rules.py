@@ -104,7 +104,7 @@ def documents(ids_q: _Array, ids_k: _Array | None = None) -> Rule:
     """Query and key belong to the same document.
 
     ids_q: (queries,) or (batch, queries); ids_k: (keys,) or (batch, keys), the same array as ids_q if not given; int32
-    or int64 arrays on the CPU, any values. In a 1-dimensional sequence the coordinates restart at 0 in each document,
+    or int64 arrays, any values, on the CPU or on the call's GPU. In a 1-dimensional sequence the coordinates restart at 0 in each document,
     for every other part of the rule except sink, blocks and dense. The alignment applies within each document. In 2 and
     3 dimensions the ids are over the flattened sequence and nothing restarts. The arrays are kept, not copied.
     Raises ValueError or TypeError.

@@ -69,10 +69,10 @@ Call read_call(std::string_view text) {
     return true;
   });
   for (const auto& name : call.operands.names) call.has_tables |= name[0] == ':';
-  // The library needs document ids on the CPU, with key_lengths also cumulative lengths, and all tables of a call in
-  // one place.
-  call.tables_on_host = names(call.rule_text, "documents") ||
-                        (names(call.rule_text, "documents_packed") && call.operands.place("key_lengths") >= 0);
+  // Beside key_lengths the library needs document ids and cumulative lengths on the CPU, and all tables of a call in one
+  // place.
+  call.tables_on_host = (names(call.rule_text, "documents") || names(call.rule_text, "documents_packed")) &&
+                        call.operands.place("key_lengths") >= 0;
   if (!call.has_tables) call.options.rule = parse_rule(call.rule_text);
   return call;
 }

@@ -52,9 +52,8 @@ Problem problem_of(const Problem& whole, const Part& part) {
 /// the tables in the GPU's memory, which nobody reads here.
 MaskGroup group_on_device(const ExecutionPlan& whole, const Problem& problem, std::int64_t b, std::int64_t h) {
   auto group = whole.groups[0];
-  rules::Tables tables;  // what the GPU has to fill: documents
+  rules::Tables tables;  // none: the GPU makes those of documents
   group.program = rules::compile(problem.rule, shapes_of(problem), b, h, tables, -1, true);
-  group.program.documents = whole.groups[0].program.documents;
   return group;
 }
 

@@ -110,7 +110,11 @@ class Compiler {
     program_.has_documents = true;
     program_.restarts = shapes_.dimensions == 1;
     check_place(node.table_q);
-    if (node.table_q.device.kind != DeviceKind::cpu) return;
+    if (node.table_q.device.kind != DeviceKind::cpu) {
+      if (node.kind != NodeKind::documents) return;
+      program_.document_ids[0] = row_of(node.table_q).data, program_.document_ids[1] = row_of(node.table_k).data;
+      return;
+    }
     const auto& table = document_table(node);
     program_.documents = table.view();
   }
@@ -427,12 +431,13 @@ Rule with_lengths(const Rule& rule, const Shapes& shapes) {
   return rule & documents_packed(shapes.cu_seqlens_q, shapes.cu_seqlens_k);
 }
 
-std::pair<TensorView, TensorView> packed_lengths(const Rule& rule) {
+DocumentTables document_tables(const Rule& rule) {
   const auto& node = rule.node();
-  if (node.kind == NodeKind::documents_packed) return {node.table_q, node.table_k};
+  if (node.kind == NodeKind::documents || node.kind == NodeKind::documents_packed)
+    return {node.table_q, node.table_k, node.kind == NodeKind::documents};
   for (const auto& part : {node.left, node.right}) {
     if (!part) continue;
-    if (auto found = packed_lengths(Rule(part)); found.first.given()) return found;
+    if (auto found = document_tables(Rule(part)); found.q.given()) return found;
   }
   return {};
 }

@@ -65,8 +65,12 @@ bool append_with_tables(const Rule& rule, std::string& key);
 /// The rule with the shapes' cu_seqlens, if they are given.
 Rule with_lengths(const Rule& rule, const Shapes& shapes);
 
-/// The cumulative lengths of a rule that has them; else views that are not given.
-std::pair<TensorView, TensorView> packed_lengths(const Rule& rule);
+/// The ids or the cumulative lengths of a rule that has documents; else views that are not given.
+struct DocumentTables {
+  TensorView q, k;
+  bool ids = false;
+};
+DocumentTables document_tables(const Rule& rule);
 
 struct DocumentTable;
 

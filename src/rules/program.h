@@ -92,6 +92,7 @@ struct Program {
   bool pieces;              ///< entries of one document may lie apart in it: the sequences are pieces of longer ones
   Axis axis[3];
   Documents documents;
+  const void* document_ids[2];  ///< of queries and keys, in GPU memory, where documents are found later; else null
   Atom atoms[max_atoms];
   std::uint8_t ops[max_ops];  ///< postfix: an atom's number or one of the two below; at most stack_depth values
 

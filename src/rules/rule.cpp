@@ -228,12 +228,13 @@ Rule documents(const TensorView& ids_q, const TensorView& ids_k) {
   for (const auto* ids : {&ids_q, &ids_k}) {
     const std::string what = ids == &ids_q ? "rule documents: ids_q" : "rule documents: ids_k";
     given(what, *ids);
-    if (ids->device.kind != DeviceKind::cpu) {
-      throw Error(Error::Kind::device, what + " on a cuda device, expected on the cpu");
-    }
     integers(what, *ids);
     rank_of(what, *ids, ids == &ids_q ? "(queries) or (batch, queries)" : "(keys) or (batch, keys)",
             ids->rank == 1 || ids->rank == 2);
+  }
+  if (ids_q.device != ids_k.device) {
+    throw Error(Error::Kind::device, "rule documents: ids_k on " + device_name(ids_k.device) + ", expected " +
+                                         device_name(ids_q.device) + " as ids_q");
   }
   Node node;
   node.kind = NodeKind::documents;

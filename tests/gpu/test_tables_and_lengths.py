@@ -319,9 +319,9 @@ def test_wrong_places(name):
     assert str(error.value) == line
 
 
-def test_ids_stay_on_the_cpu():
-    with pytest.raises(ValueError, match="^rule documents: ids_q on a cuda device, expected on the cpu"):
-        af.documents(on_gpu([0, 0]), on_gpu([0, 0]))
+def test_ids_of_both_sides_are_in_one_place():
+    with pytest.raises(ValueError, match="^rule documents: ids_k on cpu, expected cuda:0 as ids_q$"):
+        af.documents(on_gpu([0, 0]), np.zeros(2, np.int32))
 
 
 def test_rules_with_tables_on_a_gpu_are_not_explained():

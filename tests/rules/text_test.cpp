@@ -245,7 +245,7 @@ TEST(Builders, CheckTheirTables) {
   EXPECT_EQ(error_of([&] { documents(floats, good); }, Error::Kind::type),
             "rule documents: ids_q type float32, expected int32 or int64");
   EXPECT_EQ(error_of([&] { documents(good, far); }, Error::Kind::device),
-            "rule documents: ids_k on a cuda device, expected on the cpu");
+            "rule documents: ids_k on cuda:0, expected cpu as ids_q");
   EXPECT_EQ(error_of([&] { documents(nowhere, good); }), "rule documents: ids_q data pointer null");
   EXPECT_EQ(error_of([&] { documents(TensorView(ids, ElementType::int64, {1, 2, 3}), good); }),
             "rule documents: ids_q shape (1, 2, 3), expected (queries) or (batch, queries)");

@@ -65,7 +65,7 @@ TEST(WrongInputRules, CannotBeBuilt) {
       {Kind::value, "plan: null", [] { Plan(std::shared_ptr<const detail::PlanPair>()); }},
       {Kind::value, "rule blocks: block_q 0, expected at least 1", [&] { blocks(bits, 0, 4); }},
       {Kind::type, "rule blocks: bitmap type float32, expected boolean or uint8", [&] { blocks(floats, 4, 4); }},
-      {Kind::device, "rule documents: ids_k on a cuda device, expected on the cpu", [&] { documents(ids, elsewhere); }},
+      {Kind::device, "rule documents: ids_k on cuda:0, expected cpu as ids_q", [&] { documents(ids, elsewhere); }},
       {Kind::device, "cu_seqlens_k: on cuda:0, expected cpu as cu_seqlens_q",
        [&] { documents_packed(ids, elsewhere); }},
       {Kind::value, "rule dense: mask data pointer null", [&] { dense(nowhere); }},

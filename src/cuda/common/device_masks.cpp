@@ -1,6 +1,7 @@
 #include "cuda/common/device_masks.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "cuda/common/device.h"
 #include "cuda/common/memory_parts.h"
@@ -24,9 +25,55 @@ void find_strides(const Problem& problem, std::int64_t b, std::int64_t h, std::i
   for (int i = 0; i < first.atom_count; ++i) strides[i] = next.atoms[i].data - first.atoms[i].data;
 }
 
-/// The tables of cumulative lengths, the call's or the rule's.
-void take_documents(const Problem& problem, DeviceMaskArgs& args, MemoryParts& memory) {
-  const auto [q, k] = rules::packed_lengths(rules::with_lengths(problem.rule, planning::shapes_of(problem)));
+/// Ids: the first row is the program's, which may not be the tables' first.
+void take_ids(const Problem& problem, const ExecutionPlan& plan, const rules::DocumentTables& tables,
+              DeviceMaskArgs& args, MemoryParts& memory) {
+  auto& ids = args.ids;
+  const std::int64_t entries[] = {problem.queries(), problem.keys()};
+  ids.rows = 1;
+  for (int side = 0; side < 2; ++side) {
+    const auto& table = side == 0 ? tables.q : tables.k;
+    const auto size = static_cast<std::int64_t>(element_size(table.type));
+    ids.of[side] = {static_cast<const char*>(args.program.document_ids[side]), table.type == ElementType::int64, entries[side],
+                    table.strides[table.rank - 1]};
+    if (table.rank == 2 && table.shape[0] > 1) ids.batch_stride[side] = table.strides[0] * size;
+    if (table.rank == 2 && table.shape[0] > 1) ids.rows = static_cast<std::int32_t>(plan.batch_groups);
+    ids.entries[side] = static_cast<std::int32_t>(entries[side]);
+  }
+  const auto &q = ids.of[0], &k = ids.of[1];
+  ids.same = q.data == k.data && q.wide == k.wide && q.size == k.size && q.stride == k.stride &&
+             ids.batch_stride[0] == ids.batch_stride[1];
+  if (entries[0] + entries[1] > std::int64_t{1} << 29)
+    throw Error(Error::Kind::unsupported, "rule documents: more than 2^29 ids on a GPU");
+  ids.all = ids.entries[0] + (ids.same ? 0 : ids.entries[1]);
+  ids.slots = std::bit_ceil(static_cast<std::uint32_t>(2 * ids.all));
+  const auto zero = memory.bytes();
+  const std::int64_t rows = ids.rows;
+  ids.counts = memory.take<std::int32_t>(rows * 2), ids.apart = memory.take<std::int32_t>(rows);
+  ids.slot_segment = memory.take<std::int32_t>(rows * ids.slots);
+  ids.closest = memory.take<std::int32_t>(rows * ids.slots);
+  for (int side = 0; side < 2; ++side)
+    ids.sizes[side] = side == 1 && ids.same ? ids.sizes[0] : memory.take<std::int32_t>(rows * ids.all);
+  ids.zero_bytes = memory.bytes() - zero;
+  ids.slot_of = memory.take<std::int32_t>(rows * ids.all);
+  for (int side = 0; side < 2; ++side) {
+    if (side == 1 && ids.same) {
+      args.documents[1] = args.documents[0], ids.trees[1] = ids.trees[0];
+      continue;
+    }
+    const auto all = rows * entries[side];
+    args.documents[side] = {memory.take<std::int32_t>(all), memory.take<std::int32_t>(all),
+                            memory.take<rules::Segment>(all)};
+    ids.trees[side] = memory.take<rules::DocumentRange>(2 * all);
+  }
+  args.axes = memory.take<rules::Axis>(rows * ids.all);
+}
+
+/// The tables of ids or cumulative lengths, the call's or the rule's.
+void take_documents(const Problem& problem, const ExecutionPlan& plan, DeviceMaskArgs& args, MemoryParts& memory) {
+  const auto tables = rules::document_tables(rules::with_lengths(problem.rule, planning::shapes_of(problem)));
+  if (tables.ids) return take_ids(problem, plan, tables, args, memory);
+  const auto &q = tables.q, &k = tables.k;
   args.cu_seqlens[0] = integers_of(q), args.cu_seqlens[1] = integers_of(k);
   const auto segments = q.shape[0] - 1 + 2;  // two more segments: entries behind the last document, on either side
   const std::int64_t entries[] = {problem.queries(), problem.keys()};
@@ -86,7 +133,7 @@ DeviceMaskArgs device_mask_args(const Problem& problem, const ExecutionPlan& pla
     args.starts[side] = taken.take<std::int64_t>(args.blocks[side] + 1);
     args.runs[side] = taken.take<DeviceRun>(groups * args.blocks[side] * args.most_runs);
   }
-  if (args.program.has_documents) take_documents(problem, args, taken);
+  if (args.program.has_documents) take_documents(problem, plan, args, taken);
   if (device_mask_tiles(problem, plan) > 0) args.numbered = taken.take<unsigned long long>(2);
   bytes = taken.bytes();
   return args;

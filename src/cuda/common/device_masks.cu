@@ -48,6 +48,177 @@ __global__ void documents_kernel(const __grid_constant__ DeviceMaskArgs args) {
   if (i <= documents + 1) args.axes[i] = rules::axis_of(lengths[0], lengths[1], args.align);
 }
 
+__device__ std::int64_t id_at(const DeviceIds& ids, int side, std::int32_t row, std::int64_t entry) {
+  Integers of = ids.of[side];
+  of.data += row * ids.batch_stride[side];
+  return of.at(entry);
+}
+
+constexpr int scanning = 1024, each = 4;
+
+/// Segments of equal ids, and the segment of each entry. One thread block for each side of each row.
+__global__ void __launch_bounds__(scanning) segments_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  __shared__ std::int32_t in_warp[scanning / 32];
+  const auto& ids = args.ids;
+  const auto row = static_cast<std::int32_t>(blockIdx.x) / 2, side = static_cast<int>(blockIdx.x % 2);
+  if (side == 1 && ids.same) return;
+  const auto entries = ids.entries[side];
+  const auto& found = args.documents[side];
+  auto* const segments = found.segments + std::int64_t{row} * entries;
+  auto* const segment_of = found.segment_of + std::int64_t{row} * entries;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  std::int32_t before = 0;  // segments that began earlier
+  for (std::int32_t chunk = 0; chunk < entries; chunk += scanning * each) {
+    const auto first = chunk + static_cast<std::int32_t>(threadIdx.x) * each;
+    bool begins[each];
+    std::int32_t own = 0;
+    for (int e = 0; e < each; ++e) {
+      const auto i = first + e;
+      begins[e] = i < entries && (i == 0 || id_at(ids, side, row, i) != id_at(ids, side, row, i - 1));
+      own += begins[e];
+    }
+    auto until = own;  // this thread's and those of earlier lanes
+    for (int n = 1; n < 32; n *= 2) {
+      const auto more = __shfl_up_sync(0xffffffffu, until, n);
+      if (lane >= n) until += more;
+    }
+    if (lane == 31) in_warp[warp] = until;
+    __syncthreads();
+    std::int32_t earlier = 0, together = 0;
+    for (int w = 0; w < scanning / 32; ++w) {
+      if (w < warp) earlier += in_warp[w];
+      together += in_warp[w];
+    }
+    auto segment = before + earlier + until - own - 1;  // of the entry before
+    for (int e = 0; e < each && first + e < entries; ++e) {
+      const auto i = first + e;
+      if (begins[e]) {
+        ++segment;
+        segments[segment].start = i;
+        if (segment > 0) segments[segment - 1].end = i;
+      }
+      segment_of[i] = segment;
+    }
+    before += together;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) ids.counts[2 * row + side] = before, segments[before - 1].end = entries;
+}
+
+/// The n-th segment of both sides in a row; it exists if there are so many.
+struct IdSegment {
+  std::int32_t row, n, side, s;
+  bool exists;
+  rules::Segment* own;
+
+  __device__ explicit IdSegment(const DeviceMaskArgs& args) {
+    const auto& ids = args.ids;
+    const auto i = blockIdx.x * std::int64_t{threads} + threadIdx.x;
+    row = static_cast<std::int32_t>(i / ids.all), n = static_cast<std::int32_t>(i % ids.all);
+    exists = row < ids.rows;
+    if (!exists) return;
+    find(args);
+    exists = s < ids.counts[2 * row + side];
+  }
+  __device__ IdSegment(const DeviceMaskArgs& args, std::int32_t row, std::int32_t n) : row(row), n(n), exists(true) {
+    find(args);
+  }
+  __device__ std::int64_t id(const DeviceMaskArgs& args) const { return id_at(args.ids, side, row, own->start); }
+
+ private:
+  __device__ void find(const DeviceMaskArgs& args) {
+    side = n < args.ids.entries[0] ? 0 : 1;
+    s = side == 0 ? n : n - args.ids.entries[0];
+    own = args.documents[side].segments + std::int64_t{row} * args.ids.entries[side] + s;
+  }
+};
+
+/// Finds segments of equal ids, by a hash table with open addressing that holds segments: ids may be any numbers. There
+/// are more slots than segments, so each finds one, even if the ids change meanwhile.
+__global__ void __launch_bounds__(threads) equal_ids_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  const auto& ids = args.ids;
+  const IdSegment segment(args);
+  if (!segment.exists) return;
+  const auto id = segment.id(args);
+  const auto table = std::int64_t{segment.row} * ids.slots;
+  auto hash = static_cast<std::uint64_t>(id) * 0x9e3779b97f4a7c15;
+  hash = (hash ^ hash >> 32) * 0xd6e8feb86659fd93;
+  auto slot = static_cast<std::uint32_t>(hash ^ hash >> 32) & (ids.slots - 1);
+  for (;; slot = (slot + 1) & (ids.slots - 1)) {
+    const auto held = atomicCAS(ids.slot_segment + table + slot, 0, segment.n + 1);
+    if (held == 0 || IdSegment(args, segment.row, held - 1).id(args) == id) break;
+  }
+  ids.slot_of[std::int64_t{segment.row} * ids.all + segment.n] = static_cast<std::int32_t>(slot);
+  atomicMax(ids.closest + table + slot, ids.all - segment.n);
+}
+
+/// The number of each segment's document, and the documents' sizes.
+__global__ void __launch_bounds__(threads) number_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  const auto& ids = args.ids;
+  const IdSegment segment(args);
+  if (!segment.exists) return;
+  const auto all = std::int64_t{segment.row} * ids.all, table = std::int64_t{segment.row} * ids.slots;
+  const auto document = ids.all - ids.closest[table + ids.slot_of[all + segment.n]];
+  segment.own->document = document, segment.own->base = 0;
+  atomicAdd(ids.sizes[segment.side] + all + document, segment.own->end - segment.own->start);
+  if (document != segment.s) ids.apart[segment.row] = 1;
+}
+
+/// The document of each entry, the frame of each document, and where each segment begins in its own.
+__global__ void __launch_bounds__(threads) entries_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  const auto& ids = args.ids;
+  const IdSegment segment(args);  // and the entry, and the document, with that number
+  if (segment.row >= ids.rows) return;
+  const auto all = std::int64_t{segment.row} * ids.all, entries = std::int64_t{ids.entries[segment.side]};
+  const auto& found = args.documents[segment.side];
+  const auto* const segments = found.segments + segment.row * entries;
+  const auto entry = segment.row * entries + segment.s;
+  found.document_of[entry] = segments[found.segment_of[entry]].document;
+  args.axes[all + segment.n] =
+      rules::axis_of(ids.sizes[0][all + segment.n], ids.sizes[1][all + segment.n], args.align);
+  if (!segment.exists || !args.program.rule_restarts) return;
+  auto& own = *segment.own;
+  if (ids.sizes[segment.side][all + own.document] == own.end - own.start) return;
+  for (std::int32_t s = 0; s < segment.s; ++s)
+    if (segments[s].document == own.document) own.base += segments[s].end - segments[s].start;
+}
+
+/// The search trees of tile classes. One thread block for each side of each row.
+__global__ void __launch_bounds__(scanning) trees_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  const auto& ids = args.ids;
+  const auto row = static_cast<std::int32_t>(blockIdx.x) / 2, side = static_cast<int>(blockIdx.x % 2);
+  if ((side == 1 && ids.same) || ids.apart[row] == 0) return;
+  const auto* const segments = args.documents[side].segments + std::int64_t{row} * ids.entries[side];
+  auto* const tree = ids.trees[side] + 2 * std::int64_t{row} * ids.entries[side];
+  const auto count = ids.counts[2 * row + side];
+  for (auto s = static_cast<std::int32_t>(threadIdx.x); s < count; s += scanning)
+    tree[count + s] = {segments[s].document, segments[s].document};
+  __syncthreads();
+  std::int32_t level = 1;
+  while (2 * level < count) level *= 2;
+  for (; level > 0; level /= 2) {
+    for (auto i = level + static_cast<std::int32_t>(threadIdx.x); i < 2 * level && i < count; i += scanning) {
+      const auto a = tree[2 * i], b = tree[2 * i + 1];
+      tree[i] = {min(a.least, b.least), max(a.largest, b.largest)};
+    }
+    __syncthreads();
+  }
+}
+
+/// The documents of a row of ids, for a program.
+__device__ rules::Documents documents_of_row(const DeviceMaskArgs& args, std::int32_t row) {
+  const auto& ids = args.ids;
+  const bool apart = ids.apart[row] != 0;
+  const auto side_of = [&](int side) {
+    const auto& found = args.documents[side];
+    const auto first = std::int64_t{row} * ids.entries[side];
+    return rules::DocumentSide{found.segment_of + first, (apart ? found.document_of : found.segment_of) + first,
+                               found.segments + first, apart ? ids.trees[side] + 2 * first : nullptr,
+                               ids.counts[2 * row + (ids.same ? 0 : side)]};
+  };
+  return {side_of(0), side_of(1), args.axes + std::int64_t{row} * ids.all};
+}
+
 /// The runs of a block, written by a warp. If there is not room for all, the last run also covers the gaps between the
 /// others.
 class Runs {
@@ -112,7 +283,7 @@ struct Candidates {
   std::int32_t first, end;
 };
 
-/// Documents of cumulative lengths ascend on both sides, and each is one segment.
+/// Where each document is one segment, documents ascend on both sides.
 __device__ Candidates candidates(const Program& program, const Box& own, int side, const rules::Grid& other) {
   const auto size = side == 0 ? program.q_size() : program.k_size();
   if (!rules::inside(own.origin, size)) return {0, 0};
@@ -120,9 +291,11 @@ __device__ Candidates candidates(const Program& program, const Box& own, int sid
   if (!program.documents_required || program.dimensions != 1 || own.step[2] != 1 || other.step[2] != 1) return all;
   const auto& here = side == 0 ? program.documents.q : program.documents.k;
   const auto& there = side == 0 ? program.documents.k : program.documents.q;
-  const auto last = within(std::int64_t{own.origin[2]} + own.extent[2], 0, size[2]) - 1;
-  const auto begin = there.segments[here.document_of[own.origin[2]]].start;
-  const auto end = there.segments[here.document_of[last]].end;
+  if (here.document_of != here.segment_of) return all;
+  const auto first = here.segment_of[own.origin[2]], beyond = there.segment_count - 1;
+  if (first > beyond) return {0, 0};
+  const auto last = here.segment_of[within(std::int64_t{own.origin[2]} + own.extent[2], 0, size[2]) - 1];
+  const auto begin = there.segments[first].start, end = there.segments[last < beyond ? last : beyond].end;
   return {begin / other.extent[2], (end + other.extent[2] - 1) / other.extent[2]};
 }
 
@@ -137,6 +310,7 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
   __syncthreads();
   if (threadIdx.x == 0) {
     auto& axis = program.axis[2];
+    if (args.ids.rows > 0) program.documents = documents_of_row(args, args.ids.rows > 1 ? b : 0);
     if (args.key_lengths.data)
       axis = rules::axis_of(axis.q_size, within(args.key_lengths.at(b), 0, axis.k_size), args.align);
     for (int i = 0; i < program.atom_count; ++i)
@@ -196,7 +370,16 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
 }  // namespace
 
 void find_device_masks(const DeviceMaskArgs& args, cudaStream_t stream) {
-  if (args.program.has_documents) {
+  if (args.ids.rows > 0) {
+    const auto sides = std::int64_t{args.ids.rows} * 2;
+    const auto blocks = (std::int64_t{args.ids.rows} * args.ids.all + threads - 1) / threads;
+    check(cudaMemsetAsync(args.ids.counts, 0, args.ids.zero_bytes, stream), "clearing a table");
+    launch_plainly(segments_kernel, sides, scanning, stream, args);
+    launch_plainly(equal_ids_kernel, blocks, threads, stream, args);
+    launch_plainly(number_kernel, blocks, threads, stream, args);
+    launch_plainly(entries_kernel, blocks, threads, stream, args);
+    launch_plainly(trees_kernel, sides, scanning, stream, args);
+  } else if (args.program.has_documents) {
     const std::int64_t most = std::max<std::int64_t>(
         {rules::volume(args.program.q_size()), rules::volume(args.program.k_size()), args.cu_seqlens[0].size + 1});
     launch_plainly(documents_kernel, (most + threads - 1) / threads, threads, stream, args);

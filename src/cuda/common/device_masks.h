@@ -33,6 +33,25 @@ struct DeviceMaskSide {
   rules::Segment* segments;
 };
 
+/// Ids of documents, a row for all batch entries or one for each, and what is found of each row. Segments of both sides
+/// are counted together, those of queries first; the keys' count from entries[0] on. A document has the number of its
+/// first segment. So numbers have gaps where documents have several segments.
+struct DeviceIds {
+  Integers of[2];
+  std::int64_t batch_stride[2];  // bytes
+  std::int32_t rows;             // 0: there are no ids
+  bool same;                     // both sides have the same ids: all is found for queries alone
+  std::int32_t entries[2], all;  // of a side; of the sides that differ
+  std::uint32_t slots;           // of a row's hash table: a power of 2, at least twice `all`
+  // All zero at first.
+  std::int32_t *counts, *apart;          // (rows, 2): segments. (rows): 1 if a segment has not its document's number
+  std::int32_t *slot_segment, *closest;  // (rows, slots): some segment with this id, + 1; `all` - the first one
+  std::int32_t* sizes[2];                // (rows, all): entries of a document
+  std::int64_t zero_bytes;
+  std::int32_t* slot_of;          // (rows, all): of a segment
+  rules::DocumentRange* trees[2];  // (rows, 2 * entries)
+};
+
 struct DeviceMaskArgs {
   rules::Program program;                                                      // of batch entry 0, head 0, and all keys
   std::int64_t batch_stride[rules::max_atoms], head_stride[rules::max_atoms];  // of the atoms' data, in bytes
@@ -47,8 +66,9 @@ struct DeviceMaskArgs {
   rules::Program* programs;
   std::int64_t* starts[2];
   DeviceRun* runs[2];
-  DeviceMaskSide documents[2];
+  DeviceMaskSide documents[2];  // of ids: of the first row
   rules::Axis* axes;
+  DeviceIds ids;
   /// For each side, the number of tiles numbered so far, as in runs made by the host. Null: tiles are not numbered.
   unsigned long long* numbered;
 };

@@ -329,6 +329,7 @@ void keep_for_graphs(const std::shared_ptr<const void>& memory) {
 /// Throws Error unless a rule's tables that are declared to be on the device are there.
 void check_tables(const DeviceMaskArgs& args, Device device) {
   for (const auto& lengths : args.cu_seqlens) check_pointer("rule: a table", lengths.data, device);
+  for (const auto& ids : args.ids.of) check_pointer("rule: a table", ids.data, device);
   for (int i = 0; i < args.program.atom_count; ++i) check_pointer("rule: a table", args.program.atoms[i].data, device);
 }
 
