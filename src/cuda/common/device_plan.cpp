@@ -66,32 +66,55 @@ class CountedWordTiles {
 /// The contents of device memory as they will be there. Pointers are offsets from its beginning until that is known.
 class Image {
  public:
+  void reserve(std::size_t bytes) { own_.reserve(bytes); }
   std::size_t add(const void* data, std::size_t bytes) {
-    const auto at = (bytes_.size() + 15) / 16 * 16;
-    bytes_.resize(at);
+    const auto at = aligned(own_.size());
+    own_.resize(at);
     const auto* const from = static_cast<const char*>(data);
-    bytes_.insert(bytes_.end(), from, from + bytes);
+    own_.insert(own_.end(), from, from + bytes);
     return at;
   }
   template <class T>
   std::size_t add(const std::vector<T>& numbers) {
     return add(numbers.data(), numbers.size() * sizeof(T));
   }
-  void write(std::size_t at, const void* data, std::size_t bytes) { std::memcpy(bytes_.data() + at, data, bytes); }
+  /// Adds memory of the plan, which is not copied before the image is placed.
+  std::size_t refer(const void* data, std::size_t bytes) {
+    const auto at = plan_bytes_;
+    plan_.push_back({data, at, bytes});
+    plan_bytes_ = aligned(at + bytes);
+    return of_plan + at;
+  }
+  void write(std::size_t at, const void* data, std::size_t bytes) { std::memcpy(own_.data() + at, data, bytes); }
   /// Makes the pointer at `at` point to `target`.
   void point(std::size_t at, std::size_t target) { pointers_.push_back({at, target}); }
 
-  std::size_t size() const { return bytes_.size(); }
-  const char* placed(char* base) {
+  std::size_t size() const { return aligned(own_.size()) + plan_bytes_; }
+  /// Writes the contents for device memory at `base`.
+  void place(char* to, const char* base) {
+    const auto own = aligned(own_.size());
     for (const auto& [at, target] : pointers_) {
-      const char* const address = base + target;
-      std::memcpy(bytes_.data() + at, &address, sizeof(address));
+      const char* const address = base + (target < of_plan ? target : own + target - of_plan);
+      std::memcpy(own_.data() + at, &address, sizeof(address));
     }
-    return bytes_.data();
+    std::memcpy(to, own_.data(), own_.size());
+    for (const auto& part : plan_)
+      if (part.bytes > 0) std::memcpy(to + own + part.at, part.data, part.bytes);
   }
 
  private:
-  std::vector<char> bytes_;
+  static constexpr std::size_t of_plan = std::size_t{1} << 62;  // offsets from there on are in the plan's part
+
+  static std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+  struct Part {
+    const void* data;
+    std::size_t at, bytes;
+  };
+
+  std::vector<char> own_;
+  std::vector<Part> plan_;  // behind its own
+  std::size_t plan_bytes_ = 0;
   std::vector<std::pair<std::size_t, std::size_t>> pointers_;
 };
 
@@ -109,6 +132,7 @@ class Lists {
     const auto &own = keys ? plan_.query_grid : plan_.key_grid, &other = keys ? plan_.key_grid : plan_.query_grid;
     const bool shared = plan_.shares_words && planning::by_difference(group.program);
     start.clear(), runs.clear(), words.clear();
+    start.reserve(list.start.size()), runs.reserve(list.runs.size());
     std::map<std::array<std::int64_t, 3>, std::int32_t> known;
     for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
       start.push_back(static_cast<std::int64_t>(runs.size()));
@@ -170,6 +194,13 @@ class Builder {
  public:
   explicit Builder(const ExecutionPlan& plan) : lists_(plan) {
     std::vector<DeviceGroup> groups(plan.groups.size());
+    std::size_t about = 256;
+    for (const auto& group : plan.groups) {
+      about += sizeof(DeviceGroup) + sizeof(Program) + 256;
+      for (const auto* list : {&group.keys_of_query_block, &group.queries_of_key_block})
+        about += list->start.size() * sizeof(list->start[0]) + list->runs.size() * sizeof(DeviceRun);
+    }
+    image.reserve(about);
     groups_ = image.add(groups);
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto& group = plan.groups[g];
@@ -221,7 +252,7 @@ class Builder {
   template <class T>
   void point(std::size_t at, const T* data, std::int64_t count) {
     auto [known, is_new] = arrays_.try_emplace({data, count});
-    if (is_new) known->second = image.add(data, count * sizeof(T));
+    if (is_new) known->second = image.refer(data, count * sizeof(T));
     image.point(at, known->second);
   }
 
@@ -288,12 +319,14 @@ std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
 /// The device memory of a kept plan.
 class KeptMemory {
  public:
-  KeptMemory(int device, Image& image)
-      : memory_(device), image_(memory_.add(image.size(), [&](void* data, cudaStream_t stream) {
-          check(cudaMemcpyAsync(data, image.placed(static_cast<char*>(data)), image.size(), cudaMemcpyHostToDevice,
-                                stream),
-                "bringing a plan to the device");
-        })) {}
+  KeptMemory(int device, Image& image) : memory_(device) {
+    std::vector<char> placed(image.size());  // until the copy is there
+    image_ = memory_.add(image.size(), [&](void* data, cudaStream_t stream) {
+      image.place(placed.data(), static_cast<char*>(data));
+      check(cudaMemcpyAsync(data, placed.data(), placed.size(), cudaMemcpyHostToDevice, stream),
+            "bringing a plan to the device");
+    });
+  }
 
   void read_on(cudaStream_t stream) { memory_.read_on(stream); }
 
@@ -313,7 +346,7 @@ class KeptMemory {
 
  private:
   LastingMemory memory_;
-  const void* image_;
+  const void* image_ = nullptr;
   std::mutex mutex_;
   const void* words_[2] = {};
 };
@@ -363,7 +396,9 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
   }
   Builder builder(plan);
   char* const image = memory.take(static_cast<std::int64_t>(builder.image.size()));
-  bring(image, builder.image.placed(image), builder.image.size(), device, stream, "bringing a plan to the device");
+  bring(
+      image, builder.image.size(), [&](char* to) { builder.image.place(to, image); }, device, stream,
+      "bringing a plan to the device");
   groups_ = reinterpret_cast<const DeviceGroup*>(image);
 }
 

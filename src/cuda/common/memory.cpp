@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -48,12 +47,13 @@ constexpr std::uint64_t megabyte = 1 << 20;
 class PinnedMemory {
  public:
   /// Returns false, with nothing done, if all of it is in use. The device is the calling thread's.
-  bool bring(void* to, const void* from, std::size_t bytes, cudaStream_t stream, const char* what) {
+  bool bring(void* to, std::size_t bytes, const std::function<void(char*)>& write, cudaStream_t stream,
+             const char* what) {
     const OutsideOfCaptures outside;
     const std::lock_guard lock(mutex_);
     const auto* const part = part_of(bytes);
     if (!part) return false;
-    std::memcpy(part->data, from, bytes);
+    write(static_cast<char*>(part->data));
     check(cudaMemcpyAsync(to, part->data, bytes, cudaMemcpyHostToDevice, stream), what);
     check(cudaEventRecord(part->copied, stream), what);
     return true;
@@ -114,9 +114,12 @@ cudaMemPool_t lasting_pool_of(int device) {
   return pools.of(device, 64 * megabyte, false);
 }
 
-void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what) {
-  if (bytes == 0 || pinned_memory(device).bring(to, from, bytes, stream, what)) return;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), what);
+void bring(void* to, std::size_t bytes, const std::function<void(char*)>& write, int device, cudaStream_t stream,
+           const char* what) {
+  if (bytes == 0 || pinned_memory(device).bring(to, bytes, write, stream, what)) return;
+  std::vector<char> from(bytes);
+  write(from.data());
+  check(cudaMemcpyAsync(to, from.data(), bytes, cudaMemcpyHostToDevice, stream), what);
   // On other devices the source is copied aside before the call returns.
   if (facts_of({DeviceKind::cuda, device}).reads_host_pages) check(cudaStreamSynchronize(stream), what);
 }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <forward_list>
+#include <functional>
 
 #include "cuda/common/errors.h"
 #include "cuda/common/memory_parts.h"
@@ -38,9 +39,10 @@ cudaMemPool_t pool_of(int device);
 /// A second pool, for memory that outlives calls: allocations from it never wait for another stream's work.
 cudaMemPool_t lasting_pool_of(int device);
 
-/// Copies numbers from the CPU's memory to a device's, on a stream that is not in capture. They may be freed once it
-/// returns. It waits for the stream only if pinned memory is short.
-void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what);
+/// Copies numbers to a device's memory, on a stream that is not in capture: write(memory) writes so many bytes. It waits
+/// for the stream only if pinned memory is short.
+void bring(void* to, std::size_t bytes, const std::function<void(char*)>& write, int device, cudaStream_t stream,
+           const char* what);
 
 /// Memory that exists for the work queued on a stream between construction and destruction; neither waits.
 class StreamMemory {

@@ -2,6 +2,7 @@
 #include "cuda/portable/forward.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -76,7 +77,9 @@ void bring_pages(const Problem& problem, ForwardArgs& args, CallMemory& memory, 
   }
   const auto bytes = table.size() * sizeof(table[0]);
   char* const brought = memory.take(static_cast<std::int64_t>(bytes));
-  bring(brought, table.data(), bytes, problem.device.index, stream, "bringing the page table to the device");
+  bring(
+      brought, bytes, [&](char* to) { std::memcpy(to, table.data(), bytes); }, problem.device.index, stream,
+      "bringing the page table to the device");
   args.pages = {reinterpret_cast<const std::int32_t*>(brought), entry_pages, 1,
                 static_cast<std::int32_t>(pages.page_size), static_cast<std::int32_t>(pages.pages)};
 }
