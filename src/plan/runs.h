@@ -52,9 +52,9 @@ class RunFinder {
   bool inner_ragged_[4] = {};          // does any block extend beyond the keys in a dimension >= i? [3]: false
   bool bitmap_ = false;                // the rule is a bitmap alone, one bit of which covers a whole tile
   bool strided_[3] = {};               // every visible pair of dimension i is of one residue class of its step
-  bool by_documents_ = false;  // the rule is documents, alone or, if both sides have the same, with causal
-  bool causal_ = false;        // with causal
-  std::int32_t shift_ = 0;  // key blocks by which runs move from one query block to the next; 0: unknown
+  bool by_documents_ = false;          // the rule is documents, alone or, if both sides have the same, with causal
+  bool causal_ = false;                // with causal
+  std::int32_t shift_ = 0;             // key blocks by which runs move from one query block to the next; 0: unknown
 
   Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence
   bool query_ragged_ = false, key_ragged_ = false;

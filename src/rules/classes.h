@@ -254,8 +254,11 @@ ANYFLASH_HD DocumentRange documents_of(const DocumentSide& side, std::int64_t fi
 /// none.
 ANYFLASH_HD bool cut_to_segment(Box& box, const Segment& segment, std::int64_t& position) {
   const std::int64_t origin = box.origin[2], step = box.step[2];
-  const auto skipped = segment.start <= origin ? 0 : (segment.start - origin + step - 1) / step;
-  const auto end = smaller(box.extent[2], (segment.end - origin + step - 1) / step);
+  const auto entries = [&](std::int64_t until) {
+    return step == 1 ? until - origin : (until - origin + step - 1) / step;
+  };
+  const auto skipped = segment.start <= origin ? 0 : entries(segment.start);
+  const auto end = smaller(box.extent[2], entries(segment.end));
   if (skipped >= end) return false;
   box.origin[2] = static_cast<std::int32_t>(origin + skipped * step);
   box.extent[2] = static_cast<std::int32_t>(end - skipped);

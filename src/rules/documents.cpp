@@ -175,8 +175,8 @@ bool are_same(const TensorView& q, const TensorView& k) {
 }  // namespace
 
 DocumentSide SideTable::view() const {
-  return {segment_of.data(), document_of.empty() ? segment_of.data() : document_of.data(), segments.data(), tree.empty() ? nullptr : tree.data(),
-          std::int32_t(segments.size())};
+  return {segment_of.data(), document_of.empty() ? segment_of.data() : document_of.data(), segments.data(),
+          tree.empty() ? nullptr : tree.data(), std::int32_t(segments.size())};
 }
 
 DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,

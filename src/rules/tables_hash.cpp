@@ -63,8 +63,7 @@ void append_numbers(const TensorView& table, std::string& key) {
     if (step == 1) {
       key.append(reinterpret_cast<const char*>(from), std::size_t(columns) * sizeof(T));
     } else {
-      for (std::int64_t i = 0; i < columns; ++i)
-        key.append(reinterpret_cast<const char*>(from + i * step), sizeof(T));
+      for (std::int64_t i = 0; i < columns; ++i) key.append(reinterpret_cast<const char*>(from + i * step), sizeof(T));
     }
   }
 }

@@ -152,6 +152,18 @@ def test_new_ids_wait_for_nobody(direction, place):
     torch.cuda.synchronize()
 
 
+def test_ids_on_the_gpu_may_change_under_a_plan():
+    q, k, v, dout = randoms(*[(1, 2, N, 64)] * 4, dtype=torch.bfloat16)
+    table = torch.tensor(ids_of("in order")).cuda()
+    rule = rule_of("documents", table, table)
+    plan = af.plan(q, k, v, rule=rule)
+    for kind in KINDS:
+        ids = ids_of(kind, seed=6)
+        table.copy_(torch.tensor(ids))
+        mask = torch.tensor(visible("documents", ids, ids), device="cuda")[None, None]
+        check(results(q, k, v, dout, rule, plan=plan), reference(q, k, v, dout, mask), torch.bfloat16, kind)
+
+
 def test_ids_change_between_replays():
     tensors = randoms(*[(1, 2, N, 64)] * 4, dtype=torch.bfloat16)
     table = torch.tensor(ids_of("in order")).cuda()

@@ -13,7 +13,8 @@ namespace anyflash::cuda {
 namespace {
 
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
-constexpr std::int64_t partial_of_a_block = 8;  // per block, on average
+// Partial tiles per block, on average; of ids in any order more, as long as their words take no more bytes than that.
+constexpr std::int64_t partial_of_a_block = 8, partial_of_ids = 64, bytes_of_ids = std::int64_t{64} << 20;
 
 /// The strides of the atoms' tables from one batch entry (head) to the next. The call may be a part of one: its first
 /// batch entry and head are not always the tables' first.
@@ -34,8 +35,8 @@ void take_ids(const Problem& problem, const ExecutionPlan& plan, const rules::Do
   for (int side = 0; side < 2; ++side) {
     const auto& table = side == 0 ? tables.q : tables.k;
     const auto size = static_cast<std::int64_t>(element_size(table.type));
-    ids.of[side] = {static_cast<const char*>(args.program.document_ids[side]), table.type == ElementType::int64, entries[side],
-                    table.strides[table.rank - 1]};
+    ids.of[side] = {static_cast<const char*>(args.program.document_ids[side]), table.type == ElementType::int64,
+                    entries[side], table.strides[table.rank - 1]};
     if (table.rank == 2 && table.shape[0] > 1) ids.batch_stride[side] = table.strides[0] * size;
     if (table.rank == 2 && table.shape[0] > 1) ids.rows = static_cast<std::int32_t>(plan.batch_groups);
     ids.entries[side] = static_cast<std::int32_t>(entries[side]);
@@ -45,6 +46,7 @@ void take_ids(const Problem& problem, const ExecutionPlan& plan, const rules::Do
              ids.batch_stride[0] == ids.batch_stride[1];
   if (entries[0] + entries[1] > std::int64_t{1} << 29)
     throw Error(Error::Kind::unsupported, "rule documents: more than 2^29 ids on a GPU");
+  args.same_documents = ids.same;
   ids.all = ids.entries[0] + (ids.same ? 0 : ids.entries[1]);
   ids.slots = std::bit_ceil(static_cast<std::uint32_t>(2 * ids.all));
   const auto zero = memory.bytes();
@@ -75,6 +77,8 @@ void take_documents(const Problem& problem, const ExecutionPlan& plan, DeviceMas
   if (tables.ids) return take_ids(problem, plan, tables, args, memory);
   const auto &q = tables.q, &k = tables.k;
   args.cu_seqlens[0] = integers_of(q), args.cu_seqlens[1] = integers_of(k);
+  args.same_documents =
+      q.data == k.data && q.type == k.type && q.strides[0] == k.strides[0] && problem.queries() == problem.keys();
   const auto segments = q.shape[0] - 1 + 2;  // two more segments: entries behind the last document, on either side
   const std::int64_t entries[] = {problem.queries(), problem.keys()};
   for (int side = 0; side < 2; ++side) {
@@ -104,7 +108,10 @@ std::int64_t device_mask_tiles(const Problem& problem, const ExecutionPlan& plan
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });
   if (tables) return 0;
-  return plan.batch_groups * plan.head_groups * partial_of_a_block * (plan.query_grid.count() + plan.key_grid.count());
+  const auto blocks = plan.batch_groups * plan.head_groups * (plan.query_grid.count() + plan.key_grid.count());
+  const auto tile_bytes = 8 * std::max(rules::volume(plan.query_grid.extent), rules::volume(plan.key_grid.extent));
+  const auto of_ids = program.document_ids[0] ? std::min(partial_of_ids * blocks, bytes_of_ids / tile_bytes) : 0;
+  return std::max(partial_of_a_block * blocks, of_ids);
 }
 
 DeviceMaskArgs device_mask_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {

@@ -54,11 +54,21 @@ __device__ std::int64_t id_at(const DeviceIds& ids, int side, std::int32_t row, 
   return of.at(entry);
 }
 
-constexpr int scanning = 1024, each = 4;
+constexpr int scanning = 1024, each = 16;
+
+/// The sum of earlier threads' numbers in the warp and this one's.
+__device__ std::int32_t sum_to_lane(std::int32_t own, int lane) {
+  for (int n = 1; n < 32; n *= 2) {
+    const auto more = __shfl_up_sync(0xffffffffu, own, n);
+    if (lane >= n) own += more;
+  }
+  return own;
+}
 
 /// Segments of equal ids, and the segment of each entry. One thread block for each side of each row.
 __global__ void __launch_bounds__(scanning) segments_kernel(const __grid_constant__ DeviceMaskArgs args) {
-  __shared__ std::int32_t in_warp[scanning / 32];
+  __shared__ std::int32_t in_warp[32];
+  static_assert(scanning == 32 * 32, "a warp adds up all warps' numbers");
   const auto& ids = args.ids;
   const auto row = static_cast<std::int32_t>(blockIdx.x) / 2, side = static_cast<int>(blockIdx.x % 2);
   if (side == 1 && ids.same) return;
@@ -70,36 +80,31 @@ __global__ void __launch_bounds__(scanning) segments_kernel(const __grid_constan
   std::int32_t before = 0;  // segments that began earlier
   for (std::int32_t chunk = 0; chunk < entries; chunk += scanning * each) {
     const auto first = chunk + static_cast<std::int32_t>(threadIdx.x) * each;
-    bool begins[each];
-    std::int32_t own = 0;
+    std::uint32_t begins = 0;
+    auto id = first > 0 && first < entries ? id_at(ids, side, row, first - 1) : 0;
+#pragma unroll
     for (int e = 0; e < each; ++e) {
-      const auto i = first + e;
-      begins[e] = i < entries && (i == 0 || id_at(ids, side, row, i) != id_at(ids, side, row, i - 1));
-      own += begins[e];
+      if (first + e >= entries) continue;
+      const auto next = id_at(ids, side, row, first + e);
+      if (next != id || first + e == 0) begins |= 1u << e;
+      id = next;
     }
-    auto until = own;  // this thread's and those of earlier lanes
-    for (int n = 1; n < 32; n *= 2) {
-      const auto more = __shfl_up_sync(0xffffffffu, until, n);
-      if (lane >= n) until += more;
-    }
+    const auto until = sum_to_lane(__popc(begins), lane);
     if (lane == 31) in_warp[warp] = until;
     __syncthreads();
-    std::int32_t earlier = 0, together = 0;
-    for (int w = 0; w < scanning / 32; ++w) {
-      if (w < warp) earlier += in_warp[w];
-      together += in_warp[w];
-    }
-    auto segment = before + earlier + until - own - 1;  // of the entry before
+    const auto warps_until = sum_to_lane(in_warp[lane], lane);
+    const auto earlier = __shfl_sync(0xffffffffu, warps_until, warp) - in_warp[warp];
+    auto segment = before + earlier + until - __popc(begins) - 1;  // of the entry before
     for (int e = 0; e < each && first + e < entries; ++e) {
       const auto i = first + e;
-      if (begins[e]) {
+      if (begins >> e & 1) {
         ++segment;
         segments[segment].start = i;
         if (segment > 0) segments[segment - 1].end = i;
       }
       segment_of[i] = segment;
     }
-    before += together;
+    before += __shfl_sync(0xffffffffu, warps_until, 31);
     __syncthreads();
   }
   if (threadIdx.x == 0) ids.counts[2 * row + side] = before, segments[before - 1].end = entries;
@@ -174,8 +179,7 @@ __global__ void __launch_bounds__(threads) entries_kernel(const __grid_constant_
   const auto* const segments = found.segments + segment.row * entries;
   const auto entry = segment.row * entries + segment.s;
   found.document_of[entry] = segments[found.segment_of[entry]].document;
-  args.axes[all + segment.n] =
-      rules::axis_of(ids.sizes[0][all + segment.n], ids.sizes[1][all + segment.n], args.align);
+  args.axes[all + segment.n] = rules::axis_of(ids.sizes[0][all + segment.n], ids.sizes[1][all + segment.n], args.align);
   if (!segment.exists || !args.program.rule_restarts) return;
   auto& own = *segment.own;
   if (ids.sizes[segment.side][all + own.document] == own.end - own.start) return;
@@ -299,6 +303,57 @@ __device__ Candidates candidates(const Program& program, const Box& own, int sid
   return {begin / other.extent[2], (end + other.extent[2] - 1) / other.extent[2]};
 }
 
+/// The segments of a block in a row.
+struct BlockSegments {
+  std::int32_t begin, end;  // entries
+  std::int32_t first, last;
+
+  __device__ BlockSegments(const rules::DocumentSide& side, const Box& block, std::int32_t size)
+      : begin(block.origin[2]), end(static_cast<std::int32_t>(within(begin + std::int64_t{block.extent[2]}, 0, size))) {
+    first = side.segment_of[begin], last = side.segment_of[end - 1];
+  }
+};
+
+/// Does the rule say only that documents are the same, and perhaps which place comes first? Causal is the order of
+/// places where both sides have the same documents.
+__device__ bool by_documents(const DeviceMaskArgs& args, const Program& program, bool& causal) {
+  bool only = program.has_documents && program.conjunction && program.documents_required && program.dimensions == 1;
+  for (int side = 0; side < 2; ++side) only &= args.grids[side].step[2] == 1;
+  causal = false;
+  for (int i = 0; i < program.atom_count; ++i) {
+    const auto kind = program.atoms[i].kind;
+    causal |= kind == rules::AtomKind::causal;
+    only &= !program.atoms[i].negated && (kind == rules::AtomKind::documents || kind == rules::AtomKind::causal);
+  }
+  return only && (!causal || args.same_documents);
+}
+
+/// Whether some query and some key may be of one document. Cautious where they have many segments, or where a document
+/// has entries on one side alone.
+__device__ bool may_meet(const rules::Documents& documents, const BlockSegments& queries, const BlockSegments& keys) {
+  const auto& [q, k, axes] = documents;
+  if (q.document_of == q.segment_of && k.document_of == k.segment_of)
+    return queries.first <= keys.last && keys.first <= queries.last;
+  const std::int64_t rows = queries.last - queries.first + 1, columns = keys.last - keys.first + 1;
+  if (rows * columns > rules::most_segment_pairs) {
+    const auto of_q = rules::documents_of(q, queries.first, queries.last),
+               of_k = rules::documents_of(k, keys.first, keys.last);
+    return of_q.least <= of_k.largest && of_k.least <= of_q.largest;
+  }
+  for (auto i = queries.first; i <= queries.last; ++i)
+    for (auto j = keys.first; j <= keys.last; ++j)
+      if (q.segments[i].document == k.segments[j].document) return true;
+  return false;
+}
+
+/// The class of such a rule.
+__device__ TileClass class_of_documents(const rules::Documents& documents, const BlockSegments& queries,
+                                        const BlockSegments& keys, bool causal) {
+  if ((causal && keys.begin >= queries.end) || !may_meet(documents, queries, keys)) return TileClass::skip;
+  const bool one = queries.first == queries.last && keys.first == keys.last;
+  return one && (!causal || keys.end - 1 <= queries.begin) ? TileClass::full : TileClass::partial;
+}
+
 /// One warp for each block of queries, or of keys, of one mask.
 __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::int32_t chunks) {
   __shared__ Program program;
@@ -339,12 +394,20 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
   const bool own_whole = rules::whole(own, sizes[side]);
   Runs runs(args.runs[side] + (std::int64_t{group} * args.blocks[side] + block) * args.most_runs, args.most_runs);
   const auto others = candidates(program, own, side, other_grid);
+  bool causal;
+  const bool plain = by_documents(args, program, causal);
   for (auto first = others.first; first < others.end; first += 32) {
     auto kind = TileClass::skip;
     if (first + lane < others.end) {
       const Box other = other_grid.box(first + lane);
       if (rules::inside(other.origin, sizes[1 - side])) {
-        kind = side == 0 ? rules::tile_class(program, own, other) : rules::tile_class(program, other, own);
+        if (plain) {
+          const auto &queries = side == 0 ? own : other, &keys = side == 0 ? other : own;
+          kind = class_of_documents(program.documents, {program.documents.q, queries, sizes[0][2]},
+                                    {program.documents.k, keys, sizes[1][2]}, causal);
+        } else {
+          kind = side == 0 ? rules::tile_class(program, own, other) : rules::tile_class(program, other, own);
+        }
         const bool other_whole = rules::whole(other, sizes[1 - side]);
         const bool keys_whole = side == 0 ? other_whole : own_whole,
                    queries_whole = side == 0 ? own_whole : other_whole;

@@ -48,7 +48,7 @@ struct DeviceIds {
   std::int32_t *slot_segment, *closest;  // (rows, slots): some segment with this id, + 1; `all` - the first one
   std::int32_t* sizes[2];                // (rows, all): entries of a document
   std::int64_t zero_bytes;
-  std::int32_t* slot_of;          // (rows, all): of a segment
+  std::int32_t* slot_of;           // (rows, all): of a segment
   rules::DocumentRange* trees[2];  // (rows, 2 * entries)
 };
 
@@ -56,6 +56,7 @@ struct DeviceMaskArgs {
   rules::Program program;                                                      // of batch entry 0, head 0, and all keys
   std::int64_t batch_stride[rules::max_atoms], head_stride[rules::max_atoms];  // of the atoms' data, in bytes
   Integers key_lengths, cu_seqlens[2];
+  bool same_documents;   // of both sides: the same ids or lengths
   rules::Grid grids[2];  // of queries, of keys
   Align align;
   bool backward;

@@ -1,5 +1,7 @@
 #include "cuda/common/words.h"
 
+#include <algorithm>
+
 #include "cuda/common/launches.h"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/walk.cuh"
@@ -8,13 +10,12 @@
 namespace anyflash::cuda {
 namespace {
 
-/// Thread blocks among which the tiles of a block are dealt. A block where two long documents meet has hundreds.
-constexpr std::int32_t shares = 8;
-
-/// One thread for each row of a block.
-__global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ WordArgs args) {
+/// One thread for each row of a block, whose tiles are dealt among `shares` thread blocks: a block where two long
+/// documents meet has hundreds.
+__global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ WordArgs args, std::int32_t shares) {
   __shared__ rules::Program program;
-  const auto task = static_cast<std::int32_t>(blockIdx.x / shares), share = static_cast<std::int32_t>(blockIdx.x % shares);
+  const auto task = static_cast<std::int32_t>(blockIdx.x) / shares,
+             share = static_cast<std::int32_t>(blockIdx.x) % shares;
   const auto& group = args.groups[task / args.blocks];
   const auto block = task % args.blocks;
   const auto& list = args.of_queries ? group.keys_of_query_block : group.queries_of_key_block;
@@ -58,7 +59,8 @@ __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ Word
 void ask_all_words(const WordArgs& args, std::int64_t groups, cudaStream_t stream) {
   if (groups * args.blocks == 0) return;
   const auto rows = rules::volume((args.of_queries ? args.query_grid : args.key_grid).extent);
-  launch_plainly(words_kernel, groups * args.blocks * shares, rows, stream, args);
+  const auto shares = std::clamp<std::int64_t>(8192 / (groups * args.blocks), 4, 32);
+  launch_plainly(words_kernel, groups * args.blocks * shares, rows, stream, args, static_cast<std::int32_t>(shares));
 }
 
 }  // namespace anyflash::cuda

@@ -290,7 +290,7 @@ WRONG = {
     "bias: on cpu, expected cuda:0": lambda q: attention(q, q, q, bias=torch.zeros(1, 1, 1, 5)),
     "key: on cuda:0, expected cpu": lambda q: attention(q.cpu(), q, q),
     "rule": lambda q: attention(
-        q, q, q, rule="documents(a, b)", tables={"a": on_gpu([0] * 5), "b": np.zeros(5, np.int32)}
+        q, q, q, rule="documents(a, b)", tables={"a": on_gpu([0] * 5), "b": torch.zeros(5, dtype=torch.int32)}
     ),  # in two places
     "cache_seqlens: 7, expected 0 to 5": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q, cache_seqlens=7),
     "cache_seqlens: 2 new keys go up to 6": lambda q: flash_attn.flash_attn_with_kvcache(
