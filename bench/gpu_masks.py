@@ -163,9 +163,10 @@ def compile_one(name):
     torch.cuda.synchronize()
 
 
-def calls_of_documents(direction, q, k, v, dout, count):
+def calls_of_documents(direction, q, k, v, dout, count, place):
     """Without a plan; of the same documents under other ids."""
-    rules = [af.documents(documents(q.shape[2], 12) + n) for n in range(count)]
+    ids = [torch.from_numpy(documents(q.shape[2], 12) + n).to(place) for n in range(count)]
+    rules = [af.documents(one) for one in ids]
     out, lse = af.attention(q, k, v, rule=rules[0], return_lse=True)
     if direction == "forward":
         return [functools.partial(af.attention, q, k, v, rule=rule, out=out) for rule in rules]
@@ -189,8 +190,12 @@ def masks(table, arguments):
             ours = our_call(direction, *tensors, **options)
             beside_all(table, name, direction, ours, calls, heads * D * pairs, arguments, **columns)
             if name == "12 documents":
-                for what, count in (("without a plan", 1), ("new ones in each call", NEVER_KEPT)):
-                    many = itertools.cycle(calls_of_documents(direction, *tensors, count))
+                for what, count, place in (
+                    ("without a plan", 1, "cpu"),
+                    ("new ones in each call", NEVER_KEPT, "cpu"),
+                    ("new ones in each call, on the GPU", NEVER_KEPT, "cuda"),
+                ):
+                    many = itertools.cycle(calls_of_documents(direction, *tensors, count, place))
                     add_rates(
                         table,
                         f"{name}, {what}",

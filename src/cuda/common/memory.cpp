@@ -70,15 +70,20 @@ class PinnedMemory {
 
   /// A part of that size that is not in use; null if there is none and no room for another.
   const Part* part_of(std::size_t bytes) {
-    for (const auto& part : parts_) {
-      if (part.bytes < bytes) continue;
-      const auto status = cudaEventQuery(part.copied);
-      if (status == cudaSuccess) return &part;
-      cudaGetLastError();
-    }
+    if (bytes > most_bytes) return nullptr;
     Part part;
     part.bytes = std::max(std::bit_ceil(bytes), least_bytes);
-    if (bytes > most_bytes || bytes_ + part.bytes > most_bytes) return nullptr;
+    const bool room = bytes_ + part.bytes <= most_bytes;
+    for (auto known = parts_.begin(); known != parts_.end(); ++known) {
+      if (known->bytes < bytes) continue;
+      if (cudaEventQuery(known->copied) == cudaSuccess) {
+        std::rotate(known, known + 1, parts_.end());
+        return &parts_.back();
+      }
+      cudaGetLastError();
+      if (room) break;  // those used later are hardly free
+    }
+    if (!room) return nullptr;
     if (cudaEventCreateWithFlags(&part.copied, cudaEventDisableTiming) != cudaSuccess) {
       cudaGetLastError();
       return nullptr;
@@ -93,7 +98,7 @@ class PinnedMemory {
   }
 
   std::mutex mutex_;
-  std::vector<Part> parts_;
+  std::vector<Part> parts_;  // in the order of their last use
   std::size_t bytes_ = 0;
 };
 
