@@ -13,8 +13,9 @@ namespace anyflash::cuda {
 namespace {
 
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
-// Partial tiles per block, on average; of ids in any order more, as long as their words take no more bytes than that.
-constexpr std::int64_t partial_of_a_block = 8, partial_of_ids = 64, bytes_of_ids = std::int64_t{64} << 20;
+// Partial tiles per block, on average; where ids may come in any order all tiles, as far as their words fit in so many
+// bytes.
+constexpr std::int64_t partial_of_a_block = 8, bytes_of_ids = std::int64_t{64} << 20;
 
 /// The strides of the atoms' tables from one batch entry (head) to the next. The call may be a part of one: its first
 /// batch entry and head are not always the tables' first.
@@ -108,10 +109,12 @@ std::int64_t device_mask_tiles(const Problem& problem, const ExecutionPlan& plan
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });
   if (tables) return 0;
-  const auto blocks = plan.batch_groups * plan.head_groups * (plan.query_grid.count() + plan.key_grid.count());
-  const auto tile_bytes = 8 * std::max(rules::volume(plan.query_grid.extent), rules::volume(plan.key_grid.extent));
-  const auto of_ids = program.document_ids[0] ? std::min(partial_of_ids * blocks, bytes_of_ids / tile_bytes) : 0;
-  return std::max(partial_of_a_block * blocks, of_ids);
+  const auto groups = plan.batch_groups * plan.head_groups;
+  const auto query_blocks = std::int64_t{plan.query_grid.count()}, key_blocks = std::int64_t{plan.key_grid.count()};
+  const auto bytes = 8 * std::max(rules::volume(plan.query_grid.extent), rules::volume(plan.key_grid.extent));
+  const auto fitting = std::min(groups * query_blocks * key_blocks, bytes_of_ids / bytes);
+  const auto of_ids = program.document_ids[0] ? fitting : 0;
+  return std::max(groups * partial_of_a_block * (query_blocks + key_blocks), of_ids);
 }
 
 DeviceMaskArgs device_mask_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {

@@ -54,7 +54,7 @@ __device__ std::int64_t id_at(const DeviceIds& ids, int side, std::int32_t row, 
   return of.at(entry);
 }
 
-constexpr int scanning = 1024, each = 16;
+constexpr int scanning = 1024, each = 4;
 
 /// The sum of earlier threads' numbers in the warp and this one's.
 __device__ std::int32_t sum_to_lane(std::int32_t own, int lane) {
