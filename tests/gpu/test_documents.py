@@ -152,6 +152,20 @@ def test_new_ids_wait_for_nobody(direction, place):
     torch.cuda.synchronize()
 
 
+def test_more_new_ids_than_pinned_memory_holds():
+    """While the GPU sleeps nothing is copied. Calls for which there is no room wait; none reads another's ids."""
+    n, calls = 16384, 150
+    q, k, v = randoms(*[(1, 1, n, 64)] * 3, dtype=torch.bfloat16)
+    rules = [af.documents(torch.tensor(ids_of("in order", n, seed))) for seed in range(calls)]
+    expected = []
+    for rule in rules:
+        expected.append(af.attention(q, k, v, rule=rule))
+        torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    got = [af.attention(q, k, v, rule=rule) for rule in rules]
+    assert all(torch.equal(one, other) for one, other in zip(got, expected))
+
+
 def test_ids_on_the_gpu_may_change_under_a_plan():
     q, k, v, dout = randoms(*[(1, 2, N, 64)] * 4, dtype=torch.bfloat16)
     table = torch.tensor(ids_of("in order")).cuda()
