@@ -34,7 +34,7 @@ PARTS = {
     "long": "parts_own",
 }
 # Those of a GPU, in gpu.py.
-GPU_PARTS = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
+GPU_PARTS = ("calls", "torch", "tf32", "decode", "few", "masks", "packed", "bias", "long")
 # Those of the tile machine, in tiles.py.
 TILE_PARTS = ("constants", "product", "square", "chunks", "flat", "fits", "search")
 NEEDS = {"calls": "calls", "decode": "kernels"}  # a part's C++ program: the option that names it

@@ -260,6 +260,24 @@ def in_turns(calls, kvs, rounds):
     return [list(of_call) for of_call in zip(*times[2:])]
 
 
+def beside_readers(table, what, ours, functions, q, kv, read, arguments, **columns):
+    """A row of GB/s of K and V. Each of {name: function of q, k, v} is beside ours in turns; the best one is the row's."""
+    timed = {}
+    for peer, function in functions.items():
+        theirs = functools.partial(function, q)
+        try:
+            result = theirs(*kv[0])
+        except Exception as error:  # of a package or a compiler, which may not have this mask
+            print(f"bench/compare: no {peer}, {what}: {error!r:.100}")
+            continue
+        check(f"{what}, {peer}", ours(*kv[0]), result)
+        timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)
+    if not timed:
+        return
+    peer = min(timed, key=lambda name: statistics.median(timed[name][1]))
+    table.rates(what, *timed[peer], read / 1e9, "GB/s", peer=peer, **columns)
+
+
 def decode(table, arguments):
     """One query, K and V read; each peer beside ours in turns, the better one is the row's."""
     if "bfloat16" not in arguments.types:
@@ -269,25 +287,9 @@ def decode(table, arguments):
         q = random(b, h, 1, d)
         kv = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(max(2, 2**29 // read))]
         ours = functools.partial(af.attention, q, out=torch.empty_like(q))
-        timed = {}
-        for peer, function in gpu_peers.decode_functions().items():
-            theirs = functools.partial(function, q)
-            check(f"decode, {b, h, h_kv, n, d}, {peer}", ours(*kv[0]), theirs(*kv[0]))
-            timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)
-        peer = min(timed, key=lambda name: statistics.median(timed[name][1]))
-        mine, others = timed[peer]
-        table.rates(
-            f"decode, batch {b}, {h} / {h_kv} heads, K and V read",
-            mine,
-            others,
-            read / 1e9,
-            "GB/s",
-            type="bfloat16",
-            d=d,
-            sequence=n,
-            peer=peer,
-            least=1.3 if read < SMALL else 1.0,
-        )
+        what = f"decode, batch {b}, {h} / {h_kv} heads, K and V read"
+        columns = dict(type="bfloat16", d=d, sequence=n, least=1.3 if read < SMALL else 1.0)
+        beside_readers(table, what, ours, gpu_peers.decode_functions(), q, kv, read, arguments, **columns)
     for (b, h, h_kv, n, d), page in ((shape, page) for shape in DECODE for page in PAGES):
         read = 2 * b * h_kv * n * d * 2
         q, lengths = random(b, h, 1, d), torch.full((b,), n, device="cuda", dtype=torch.int32)
@@ -316,6 +318,42 @@ def decode(table, arguments):
             peer="without pages",
             least=0.97,
         )
+
+
+# Of a sequence: what a draft model proposes, or the end of a prompt.
+QUERIES = (4, 16, 64)
+
+
+def tree(queries, keys):
+    """(queries, keys): what the nodes of a binary tree of tokens see: all keys before the tree, themselves, and the
+    nodes above them."""
+    seen = torch.zeros(queries, keys, dtype=torch.bool)
+    seen[:, : keys - queries] = True
+    for node in range(queries):
+        above = node
+        while above >= 0:
+            seen[node, keys - queries + above] = True
+            above = (above - 1) // 2
+    return seen
+
+
+def few(table, arguments):
+    """A few queries of each sequence at the end of its keys, in order or as a tree (speculative decoding)."""
+    if "bfloat16" not in arguments.types:
+        return
+    h, h_kv, n, d = 32, 8, 8192, 128
+    for b, queries, causal in itertools.product((1, 8), QUERIES, (True, False)):
+        read, seen = 2 * b * h_kv * n * d * 2, tree(queries, n)
+        q = random(b, h, queries, d)
+        kv = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(max(2, 2**29 // read))]
+        options = dict(rule=af.causal() if causal else af.dense(seen.numpy()), align="none_end")
+        ours = functools.partial(
+            af.attention, q, out=torch.empty_like(q), plan=af.plan(q, *kv[0], **options), **options
+        )
+        what = f"{queries} queries, {'causal' if causal else 'a tree'}, batch {b}, {h} / {h_kv} heads, K and V read"
+        functions = gpu_peers.few_query_functions(None if causal else seen.cuda(), queries, n)
+        columns = dict(type="bfloat16", d=d, causal=causal, sequence=n, least=1.0)
+        beside_readers(table, what, ours, functions, q, kv, read, arguments, **columns)
 
 
 def packed(table, arguments):
@@ -423,6 +461,7 @@ PARTS = {
     "torch": dense,
     "tf32": tf32,
     "decode": decode,
+    "few": few,
     "masks": masks,
     "packed": packed,
     "bias": bias,

@@ -102,11 +102,37 @@ def packed_functions(direction, cu_seqlens, longest, causal):
     return found
 
 
+def few_query_functions(seen, queries, keys):
+    """As decode_functions(), for some queries at the end of the keys, in order or, by `seen` (queries, keys), as a tree."""
+    from torch.nn.attention import bias
+    from torch.nn.attention import flex_attention as flex
+
+    if seen is None:
+        found = {
+            "torch flash": by_backend(SDPBackend.FLASH_ATTENTION, attn_mask=bias.causal_lower_right(queries, keys))
+        }
+        if package("FA3"):
+            found["FA3"] = by_cache(causal=True)
+        return found
+    torch._dynamo.reset()
+    blocks = flex.create_block_mask(lambda b, h, i, j: seen[i, j], None, None, queries, keys, device="cuda")
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    return {
+        "torch cuDNN": by_backend(SDPBackend.CUDNN_ATTENTION, attn_mask=seen[None, None]),
+        "FlexAttention": lambda q, k, v: compiled(q, k, v, block_mask=blocks, enable_gqa=True),
+    }
+
+
+def by_cache(**options):
+    """FlashAttention-3's call for decoding, which chooses into how many parts to split the keys."""
+    cached = package("FA3").flash_attn_with_kvcache
+    return lambda q, k, v: first(cached(*(x.transpose(1, 2) for x in (q, k, v)), **options)).transpose(1, 2)
+
+
 def decode_functions():
     """As functions(), for one bfloat16 query on many keys, (batch, heads, sequence, d)."""
     backends = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
     found = {name: by_backend(backend) for name, backend in backends.items()}
-    if package("FA3"):  # it chooses into how many parts to split the keys
-        cached = package("FA3").flash_attn_with_kvcache
-        found["FA3"] = lambda q, k, v: first(cached(*(x.transpose(1, 2) for x in (q, k, v)))).transpose(1, 2)
+    if package("FA3"):
+        found["FA3"] = by_cache()
     return found

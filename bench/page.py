@@ -27,6 +27,7 @@ TITLES = {
     "short": "Short sequences",
     "sizes": "Other head sizes",
     "decode": "Decoding",
+    "few": "Few queries",
     "masks": "Masks given as rules",
     "scaling": "Two threads",
     "beside": "After PyTorch",
@@ -36,7 +37,7 @@ TITLES = {
     "bias": "A bias or a mask of any pairs",
     "build": "Cold build",
 }
-GPU_ORDER = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
+GPU_ORDER = ("calls", "torch", "tf32", "decode", "few", "masks", "packed", "bias", "long")
 LIBRARIES = ("torch", "cuDNN", "FA3", "FA4", "FlexAttention")  # begins of peers' names
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
