@@ -217,6 +217,122 @@ def test_any_number_of_rows(heads, d, d_v, dtype):
     assert (out - reference(q, k[:, :, 899:], v[:, :, 899:])[0]).abs().max() < TYPES[dtype]
 
 
+def seen_by(rule, queries, keys):
+    """(the rule, what each query sees); queries are at the end of the keys."""
+    i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
+    generator = torch.Generator().manual_seed(queries)
+    if rule == "causal":
+        return af.causal(), j <= i
+    if rule == "window":
+        return af.window(700, 0) | af.sink(5), ((j <= i) & (i - j <= 700)) | (j < 5)
+    if rule == "tree":  # each node sees its parent, chosen at random among the nodes before, and what that one sees
+        seen = (j < keys - queries).repeat(queries, 1)
+        for node in range(queries):
+            if node > 0:
+                seen[node] |= seen[int(torch.randint(node, (1,), generator=generator))]
+            seen[node, keys - queries + node] = True
+    else:  # any pairs, but for a query that sees nothing, and whole blocks that nobody sees
+        seen = torch.rand(queries, keys, generator=generator) < 0.3
+        seen[queries // 2], seen[:, 64:192] = False, False
+    return af.dense(seen), seen
+
+
+def masked_reference(q, k, v, seen):
+    """In float64; rows that see nothing are 0. (out, lse)"""
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = (q.double() @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen.to(q.device), -torch.inf)
+    return scores.softmax(-1).nan_to_num(0) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d, d_v", [(64, 64), (128, 128), (256, 256), (72, 128)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, queries",
+    [(2, 2, 2), (8, 2, 4), (32, 8, 16), (6, 2, 21), (8, 8, 64), (8, 2, 64), (32, 8, 64), (5, 1, 37)],
+)
+@pytest.mark.parametrize("rule", ["causal", "window", "tree", "any"])
+def test_few_queries_under_a_mask(rule, heads, kv_heads, queries, d, d_v, dtype):
+    """The queries of all heads of a key head in one task or several, the keys in one part and in many."""
+    for b, keys in ((2, 90), (1, 5000)):
+        q, k, v = randoms(b, heads, kv_heads, queries, keys, d, d_v, dtype)
+        rule_given, seen = seen_by(rule, queries, keys)
+        options = dict(rule=rule_given, align="none_end", return_lse=True)
+        expected, expected_lse = masked_reference(q, k, v, seen)
+        for deterministic in (False, True):
+            out, lse = af.attention(q, k, v, deterministic=deterministic, **options)
+            assert (out - expected).abs().max() < TYPES[dtype]
+            assert torch.equal(lse.isinf(), expected_lse.isinf())
+            assert (lse - expected_lse).nan_to_num(0).abs().max() < TYPES[dtype]
+            again, again_lse = af.attention(q, k, v, deterministic=deterministic, **options)
+            assert torch.equal(again, out) and torch.equal(again_lse, lse)
+        alone, alone_lse = af.attention(q[:1], k[:1], v[:1], deterministic=True, **options)
+        assert torch.equal(alone, out[:1]) and torch.equal(alone_lse, lse[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("heads, kv_heads, queries", [(4, 2, 5), (32, 8, 16), (4, 1, 64)])
+def test_bad_keys_of_few_queries(heads, kv_heads, queries, d, dtype):
+    """A NaN of a key and an infinity of another show in those rows alone that see them; other rows keep their bits."""
+    keys, sink = 3000, torch.randn(heads, device="cuda")
+    q, k, v = randoms(2, heads, kv_heads, queries, keys, d, dtype=dtype)
+    rule, seen = seen_by("tree", queries, keys)
+    seen[1:, 700] = False  # in another block than the tree
+    options = dict(rule=af.dense(seen), align="none_end", sink=sink, return_lse="lm")
+    expected = af.attention(q, k, v, **options)
+    k[:, :, keys - 1], v[:, :, keys - 1], v[:, :, 700] = torch.nan, torch.inf, torch.nan
+    got = af.attention(q, k, v, **options)
+    touched = seen[:, keys - 1] | seen[:, 700]
+    assert touched.any() and not touched.all()
+    for a, b in zip(got, expected):
+        assert torch.equal(a[:, :, ~touched], b[:, :, ~touched])
+    assert not torch.isfinite(got[0][:, :, touched]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads, kv_heads, queries", [(8, 2, 4), (32, 8, 16), (8, 2, 64)])
+def test_few_queries_of_many_lengths(heads, kv_heads, queries, dtype):
+    """Causal at the end of each sequence; lengths in either memory, NaN behind them, and pages."""
+    keys, lengths = 1500, torch.tensor([1500, 64, 777, 0], dtype=torch.int32)
+    q, k, v = randoms(4, heads, kv_heads, queries, keys, 128, dtype=dtype)
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = torch.nan, torch.nan
+    options = dict(rule=af.causal(), align="none_end", return_lse=True)
+    got, lse = af.attention(q, k, v, key_lengths=lengths.cuda(), **options)
+    assert not got[3].any() and (lse[3] == -torch.inf).all()
+    for i, n in enumerate(lengths[:3]):
+        expected, expected_lse = reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n])
+        assert (got[i] - expected[0]).abs().max() < TYPES[dtype]
+        assert (lse[i] - expected_lse[0]).abs().max() < TYPES[dtype]
+    on_host, host_lse = af.attention(q, k, v, key_lengths=lengths, **options)
+    assert torch.allclose(on_host, got, rtol=0, atol=TYPES[dtype])
+    assert torch.allclose(host_lse, lse, rtol=0, atol=TYPES[dtype])
+    for page in (16, 32, 64, 128):
+        order = torch.randperm(4 * -(-keys // page), device="cuda")
+        paged = af.attention(
+            q,
+            in_pages(k, page, order),
+            in_pages(v, page, order),
+            key_lengths=lengths.cuda(),
+            page_table=order.reshape(4, -1).int(),
+            **options,
+        )
+        assert torch.allclose(paged[0], got, rtol=0, atol=TYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("d_v", [64, 40])
+def test_parts_of_many_rows(d_v, dtype):
+    """So many rows that each has a warp that joins its parts; the same bits as if a thread block joined them."""
+    q, k, v = randoms(3, 36, 36, 40, 9000, 64, d_v, dtype)
+    options = dict(rule=af.causal(), align="none_end", return_lse=True, deterministic=True)
+    out, lse = af.attention(q, k, v, **options)
+    expected, expected_lse = reference(q[2:], k[2:], v[2:])
+    assert close(out[2:], expected, dtype) and close(lse[2:], expected_lse, dtype)
+    alone, alone_lse = af.attention(q[2:], k[2:], v[2:], **options)
+    assert torch.equal(alone[0], out[2]) and torch.equal(alone_lse[0], lse[2])
+
+
 @pytest.mark.parametrize("heads", [4, 32])
 def test_calls_on_many_streams_join_their_own_parts(heads):
     q, k, v = randoms(4, heads, 1, 1, 20000, 128)

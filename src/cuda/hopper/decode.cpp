@@ -24,12 +24,11 @@ bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernel
                   args.one_head[i] ? 1 : problem.heads_kv, entries, true))
       return false;
   }
-  const auto kernel = problem.type == ElementType::float16
-                          ? bulk_decode_kernel<ElementType::float16>(padded_depth(problem), args.rows)
-                          : bulk_decode_kernel<ElementType::bfloat16>(padded_depth(problem), args.rows);
+  const auto of_type = problem.type == ElementType::float16 ? bulk_decode_kernel<ElementType::float16>
+                                                            : bulk_decode_kernel<ElementType::bfloat16>;
+  const auto kernel = of_type(padded_depth(problem), args.rows, args.masked);
   kernels.plain = kernel.function, kernels.rows = kernel.rows, kernels.values = padded_depth(problem);
-  kernels.threads = kernel.threads, kernels.shared_bytes = kernel.bytes;
-  kernels.blocks = kernel.blocks, kernels.in_turns = kernel.in_turns;
+  kernels.threads = kernel.threads, kernels.shared_bytes = kernel.bytes, kernels.in_turns = false;
   return true;
 }
 

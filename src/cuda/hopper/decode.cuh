@@ -1,20 +1,18 @@
-// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with up to 16 rows. portable/decode_plain.cuh defines
+// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with up to 8 rows. portable/decode_plain.cuh defines
 // plain calls, portable/decode.cuh tasks and parts.
 //
-// A thread block has one task. Where a multiprocessor has room for one thread block only, it is persistent and takes
-// one task after another. One or two producer warps issue TMA loads of keys and values, as far ahead as shared memory
-// allows, also beyond the end of a task (decode_loader.cuh). The consumer warps spend nothing on loads. Of each tile a
-// consumer warp takes 16 keys, with all rows, or 8 rows at 256 channels. It keeps O, the largest product and the sum of
-// its rows in registers. Both products are transposed, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says
-// why), for 8 or 16 rows. The warps' results are joined in shared memory, the parts' results by the kernel of
-// decode_join.cuh. The number of parts depends on the batch, except in deterministic calls. Bound by reading K and V.
+// A thread block has one task. Producer warps issue TMA loads of keys and values, as far ahead as shared memory allows
+// (decode_loader.cuh). Of each tile a consumer warp takes 16 keys. It keeps O, the largest product and the sum of its
+// rows in registers. Both products are transposed, S^T = K Q^T and O^T += V^T P^T (as in portable/decode_narrow.cuh).
+// The warps' results are joined in shared memory, the parts' results by the kernel of decode_join.cuh. The number of
+// parts depends on the batch, except in deterministic calls. Bound by reading K and V.
 //
 // A warp whose result is not finite repeats its keys by the non-finite fallback (portable/not_finite.cuh). It uses the
 // same products in the same order, so that other rows keep their bits. It reads keys and values from global memory,
 // since the tiles are gone: slow, but rare.
 //
 // With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8, and channels g and g + 8 of every 16
-// of O, for queries 2t and 2t + 1 of every 8.
+// of O, for queries 2t and 2t + 1.
 #pragma once
 
 #include "cuda/hopper/decode_loader.cuh"
@@ -31,33 +29,26 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   using Sizes = BlockSizes;
   using E = typename Sizes::Element;
   using Shared = BulkDecodeShared<Sizes>;
-  static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kRows = Sizes::kRows, kGroups = Sizes::kGroups;
+  static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kRows = Sizes::kRows;
   static constexpr int kSteps = kDepth / 16;  ///< of 16 channels
   static constexpr int kThreads = 32 * Sizes::kWarps;
 
   __device__ __forceinline__ BulkDecodeRows(const BulkDecodeArgs& args, Shared& shared)
-      : Base(args, shared, static_cast<int>(threadIdx.x / 32) % Sizes::kKeyWarps),
-        first_row_(static_cast<int>(threadIdx.x / 32) / Sizes::kKeyWarps * (8 * kGroups)) {}
+      : Base(args, shared, static_cast<int>(threadIdx.x / 32)) {}
 
   __device__ __forceinline__ void run() {
-    // unsigned: with one task per block, int could overflow beyond the last task.
-    for (auto number = blockIdx.x; number < static_cast<unsigned>(args_.tasks); number += gridDim.x) {
-      this->begin(DecodeTask(args_, static_cast<std::int32_t>(number), kRows, kDepth));
-      wait_for_kernel_before();
-      let_next_kernel_begin();
-      const auto span = span_of(args_, task_);
-      if (args_.parts > 1 && span.first >= span.end) {
-        this->leave_nothing(kRows);
-      } else {
-        take_queries();
-        if (!attend<false>(span, false) && !attend<true>(span, false)) attend<true>(span, true);
-        join();
-      }
-    }
+    this->begin(DecodeTask(args_, static_cast<std::int32_t>(blockIdx.x), kRows, kDepth));
+    wait_for_kernel_before();
+    let_next_kernel_begin();
+    const auto span = span_of(args_, task_);
+    if (args_.parts > 1 && span.first >= span.end) return this->leave_nothing(kRows);
+    take_queries();
+    if (!attend<false>(span, false) && !attend<true>(span, false)) attend<true>(span, true);
+    join();
   }
 
  private:
-  using Scores = float[kGroups][4];   // key g for queries 2t, 2t + 1; then key g + 8
+  using Scores = float[4];            // key g for queries 2t, 2t + 1; then key g + 8
   using Fragment = std::uint32_t[4];  // 16 x 16 numbers of K, or of V^T
 
   __device__ __forceinline__ static int g() { return static_cast<int>(lane_number() / 4); }
@@ -66,24 +57,15 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   /// Loads the rows of Q as operands; zeros in rows and channels that do not exist.
   __device__ __forceinline__ void take_queries() {
     const auto& rows = call_.q;
+    const bool exists = task_.exists(args_, g());
+    const E* const from = reinterpret_cast<const E*>(rows.data) +
+                          (exists ? task_.b * rows.batch + task_.query_head(args_, g()) * rows.head +
+                                        task_.query(args_, g()) * rows.sequence[2]
+                                  : 0);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const int row = first_row_ + 8 * i + g();
-      const bool exists = task_.exists(args_, row);
-      const E* const from = reinterpret_cast<const E*>(rows.data) +
-                            (exists ? task_.b * rows.batch + task_.query_head(args_, row) * rows.head +
-                                          task_.query(args_, row) * rows.sequence[2]
-                                    : 0);
-#pragma unroll
-      for (int n = 0; n < 2 * kSteps; ++n) {
-        const int channel = 8 * n + 2 * t();
-        std::uint32_t x = 0;
-        if (exists && channel < call_.d_qk) {
-          x = rows.vectors ? *reinterpret_cast<const std::uint32_t*>(from + channel)
-                           : pair_of(from[channel * rows.channel], from[(channel + 1) * rows.channel]);
-        }
-        q_[i][n / 2][n % 2] = x;
-      }
+    for (int n = 0; n < 2 * kSteps; ++n) {
+      const int channel = 8 * n + 2 * t();
+      q_[n / 2][n % 2] = exists && channel < call_.d_qk ? *reinterpret_cast<const std::uint32_t*>(from + channel) : 0;
     }
   }
 
@@ -142,10 +124,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     }
     raise(largest_, 0);
     bool again = !kFallback && !finite();
-    if constexpr (kFallback) {
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) again |= overflowed(i, 0) | overflowed(i, 1);
-    }
+    if constexpr (kFallback) again |= overflowed(0) | overflowed(1);
     return !__any_sync(0xffffffffu, again);
   }
 
@@ -159,8 +138,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     return keys >= 2 ? 0xffffffffu : keys == 1 ? 0xffffu : 0;
   }
 
-  // --- Keys and values in global memory, for fallback passes
-  // -------------------------------------------------------------
+  // --- Keys and values in global memory, for fallback passes ---------------------------------------------------------
 
   /// Keys g and g + 8 from a key on, read from global memory; zeros after the last key.
   struct GlobalKeys {
@@ -236,7 +214,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   template <class Load>
   __device__ __forceinline__ void find_scores(Scores& s, const Load& load) const {
     constexpr int kChains = kSteps > 8 ? 2 : 1;
-    float sums[kChains][kGroups][2][2] = {};
+    float sums[kChains][2][2] = {};
     Fragment a[3];
     const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains alternate
     load(a[0], step(0));
@@ -244,95 +222,74 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) {
       if (n + 2 < kSteps) load(a[(n + 2) % 3], step(n + 2));
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i)
-        multiply_16(sums[n % kChains][i][0], sums[n % kChains][i][1], a[n % 3], q_[i][step(n)][0], q_[i][step(n)][1],
-                    E());
+      multiply_16(sums[n % kChains][0], sums[n % kChains][1], a[n % 3], q_[step(n)][0], q_[step(n)][1], E());
     }
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        s[i][n] = kChains == 1 ? sums[0][i][n / 2][n % 2] : sums[0][i][n / 2][n % 2] + sums[1][i][n / 2][n % 2];
+    for (int n = 0; n < 4; ++n)
+      s[n] = kChains == 1 ? sums[0][n / 2][n % 2] : sums[0][n / 2][n % 2] + sums[1][n / 2][n % 2];
   }
 
   __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {
     const auto own = static_cast<std::uint32_t>(word >> g());
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      if (!(own & 1)) s[i][0] = s[i][1] = -infinity();
-      if (!(own >> 8 & 1)) s[i][2] = s[i][3] = -infinity();
-    }
+    if (!(own & 1)) s[0] = s[1] = -infinity();
+    if (!(own >> 8 & 1)) s[2] = s[3] = -infinity();
   }
 
   /// s becomes P; adds it to the rows' sums. A row's shift lags behind its maximum by at most lag32. Without the lag
   /// most tiles of a short part would rescale O, because some row's maximum rises.
   __device__ __forceinline__ void softmax(Scores& s) {
-    float largest[kGroups][2];
+    float largest[2];
     bool high = false;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        largest[i][e] = fmaxf(s[i][e], s[i][e + 2]);
-        high |= largest[i][e] > shift_[i][e] + call_.lag32;
-        largest_[i][e] = fmaxf(largest_[i][e], largest[i][e]);
-      }
+    for (int e = 0; e < 2; ++e) {
+      largest[e] = fmaxf(s[e], s[e + 2]);
+      high |= largest[e] > shift_[e] + call_.lag32;
+      largest_[e] = fmaxf(largest_[e], largest[e]);
+    }
     if (__any_sync(0xffffffffu, high)) raise(largest, call_.lag32);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float shift = shift_[i][e] == -infinity() ? 0.0f : shift_[i][e];  // exp(-inf - 0) = 0, a NaN stays one
-        s[i][e] = exp2_approximately((s[i][e] - shift) * call_.unit32);
-        s[i][e + 2] = exp2_approximately((s[i][e + 2] - shift) * call_.unit32);
-        sum_[i][e] += s[i][e] + s[i][e + 2];
-      }
+    for (int e = 0; e < 2; ++e) {
+      const float shift = shift_[e] == -infinity() ? 0.0f : shift_[e];  // exp(-inf - 0) = 0, a NaN stays one
+      s[e] = exp2_approximately((s[e] - shift) * call_.unit32);
+      s[e + 2] = exp2_approximately((s[e + 2] - shift) * call_.unit32);
+      sum_[e] += s[e] + s[e + 2];
+    }
   }
   /// Raises the shift of rows whose largest number exceeds it by more than `lag` to that number. own: maxima over this
   /// lane's keys.
-  __device__ __forceinline__ void raise(const float (&own)[kGroups][2], float lag) {
+  __device__ __forceinline__ void raise(const float (&own)[2], float lag) {
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
+    for (int e = 0; e < 2; ++e) {
+      float largest = own[e];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float largest = own[i][e];
+      for (int n = 4; n < 32; n *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, n));
+      const bool rise = largest > shift_[e] + lag;
+      const float factor = rise && shift_[e] != -infinity() ? expf((shift_[e] - largest) * scale()) : 1.0f;
+      if (rise) shift_[e] = largest;
+      sum_[e] *= factor;
 #pragma unroll
-        for (int n = 4; n < 32; n *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, n));
-        const bool rise = largest > shift_[i][e] + lag;
-        const float factor = rise && shift_[i][e] != -infinity() ? expf((shift_[i][e] - largest) * scale()) : 1.0f;
-        if (rise) shift_[i][e] = largest;
-        sum_[i][e] *= factor;
-#pragma unroll
-        for (int m = 0; m < kSteps; ++m) o_[i][m][0][e] *= factor, o_[i][m][1][e] *= factor;
-      }
+      for (int m = 0; m < kSteps; ++m) o_[m][0][e] *= factor, o_[m][1][e] *= factor;
+    }
   }
 
   /// In the non-finite fallback.
   __device__ __forceinline__ void halve(Scores& p) const {
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int n = 0; n < 4; ++n) p[i][n] *= weight_[i][n % 2];
+    for (int n = 0; n < 4; ++n) p[n] *= weight_[n % 2];
   }
 
   /// load(a, m): values, transposed, of channels from 16 m on.
   template <class Load>
   __device__ __forceinline__ void add_values(const Scores& p, const Load& load) {
-    std::uint32_t b[kGroups][2];
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      b[i][0] = transposed_matrix(packed_pair(p[i][0], p[i][1], E()));
-      b[i][1] = transposed_matrix(packed_pair(p[i][2], p[i][3], E()));
-    }
+    const std::uint32_t b[2] = {transposed_matrix(packed_pair(p[0], p[1], E())),
+                                transposed_matrix(packed_pair(p[2], p[3], E()))};
     Fragment a[3];
     load(a[0], 0);
     load(a[1], 1);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       if (m + 2 < kSteps) load(a[(m + 2) % 3], m + 2);
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) multiply_16(o_[i][m][0], o_[i][m][1], a[m % 3], b[i][0], b[i][1], E());
+      multiply_16(o_[m][0], o_[m][1], a[m % 3], b[0], b[1], E());
     }
   }
 
@@ -345,16 +302,14 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
       if (!(word >> row & 1)) continue;
       const E* const at = reinterpret_cast<const E*>(call_.v.data) + key_at(call_, task_, call_.v, first + row);
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i)
+      for (int e = 0; e < 2; ++e) {
+        const float weight = __shfl_sync(0xffffffffu, row < 8 ? p[e] : p[e + 2], row % 8 * 4 + t());
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float weight = __shfl_sync(0xffffffffu, row < 8 ? p[i][e] : p[i][e + 2], row % 8 * 4 + t());
-#pragma unroll
-          for (int n = 0; n < 2 * kSteps; ++n) {
-            const int channel = task_.first_value + 8 * n + g();
-            if (channel < call_.d_v) o_[i][n / 2][n % 2][e] += weight * static_cast<float>(at[channel]);
-          }
+        for (int n = 0; n < 2 * kSteps; ++n) {
+          const int channel = task_.first_value + 8 * n + g();
+          if (channel < call_.d_v) o_[n / 2][n % 2][e] += weight * static_cast<float>(at[channel]);
         }
+      }
     }
   }
 
@@ -362,42 +317,34 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 
   __device__ __forceinline__ void clear_rows(bool halved) {
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float shift = -infinity();
-        weight_[i][e] = 1;
-        if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
-          const float sum = column_sum(sum_[i][e]);
-          if (overflowed(i, e)) shift = shift_[i][e], weight_[i][e] = 0.5f / sum;
-        }
-        shift_[i][e] = shift, largest_[i][e] = -infinity(), sum_[i][e] = 0;
+    for (int e = 0; e < 2; ++e) {
+      float shift = -infinity();
+      weight_[e] = 1;
+      if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
+        const float sum = column_sum(sum_[e]);
+        if (overflowed(e)) shift = shift_[e], weight_[e] = 0.5f / sum;
       }
+      shift_[e] = shift, largest_[e] = -infinity(), sum_[e] = 0;
+    }
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int m = 0; m < kSteps; ++m) o_[i][m][0][0] = o_[i][m][0][1] = o_[i][m][1][0] = o_[i][m][1][1] = 0;
+    for (int m = 0; m < kSteps; ++m) o_[m][0][0] = o_[m][0][1] = o_[m][1][0] = o_[m][1][1] = 0;
   }
 
   __device__ __forceinline__ bool finite() const {
-    float zero = 0;
+    float zero = 0.0f * sum_[0] + 0.0f * sum_[1];
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      zero += 0.0f * sum_[i][0] + 0.0f * sum_[i][1];
+    for (int m = 0; m < kSteps; ++m)
 #pragma unroll
-      for (int m = 0; m < kSteps; ++m)
-#pragma unroll
-        for (int n = 0; n < 4; ++n) zero += 0.0f * o_[i][m][n / 2][n % 2];
-    }
+      for (int n = 0; n < 4; ++n) zero += 0.0f * o_[m][n / 2][n % 2];
     return zero == zero;
   }
 
   /// After a fallback pass: is a row's result not finite although its sum is?
-  __device__ __forceinline__ bool overflowed(int i, int e) const {
+  __device__ __forceinline__ bool overflowed(int e) const {
     float zero = 0;
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) zero += 0.0f * o_[i][m][0][e] + 0.0f * o_[i][m][1][e];
-    const float sum = column_sum(sum_[i][e]);
+    for (int m = 0; m < kSteps; ++m) zero += 0.0f * o_[m][0][e] + 0.0f * o_[m][1][e];
+    const float sum = column_sum(sum_[e]);
     return column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero is 0, or NaN
   }
 
@@ -410,39 +357,31 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 
   /// Joins the warps' results, in the order of their keys.
   __device__ __forceinline__ void join() {
-    const int rows = min(kRows, args_.rows - task_.first_row);
-    if constexpr (Sizes::kOneTask) sync_threads<kThreads>(1);  // the tiles are no longer read
-#pragma unroll 1
-    for (int first = 0; first < rows; first += Sizes::kJoinRows) {
-      const int end = min(first + Sizes::kJoinRows, rows);
+    const int rows = min(kRows, args_.rows);
+    sync_threads<kThreads>(1);  // the tiles are no longer read
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i)
+    for (int e = 0; e < 2; ++e) {
+      const float sum = column_sum(sum_[e]);
+      const int row = 2 * t() + e;
+      if (row >= rows) continue;
+      if (g() == 0) this->note(row, shift_[e], sum, seen_, weight_[e]);
+      auto& own = shared_.results()[warp_][row];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float sum = column_sum(sum_[i][e]);
-          const int row = first_row_ + 8 * i + 2 * t() + e;
-          if (row < first || row >= end) continue;
-          if (g() == 0) this->note(row, shift_[i][e], sum, seen_, weight_[i][e]);
-          auto& own = shared_.results()[warp_][row - first];
-#pragma unroll
-          for (int n = 0; n < 2 * kSteps; ++n) own[8 * n + g()] = o_[i][n / 2][n % 2][e];
-        }
-      sync_threads<kThreads>(1);
-      if (const int row = first + static_cast<int>(threadIdx.x); row < end) this->weigh(row);
-      sync_threads<kThreads>(1);
-      this->template leave_rows<kThreads, kDepth>(first, end, shared_.results());
-      if constexpr (!Sizes::kOneTask) sync_threads<kThreads>(1);  // the results have been read
+      for (int n = 0; n < 2 * kSteps; ++n) own[8 * n + g()] = o_[n / 2][n % 2][e];
     }
+    sync_threads<kThreads>(1);
+    if (const int row = static_cast<int>(threadIdx.x); row < rows) this->weigh(row);
+    sync_threads<kThreads>(1);
+    this->template leave_rows<kThreads, kDepth>(0, rows, shared_.results());
   }
 
-  const int first_row_;  // of the warp's
   PipelineState<Sizes::kStages> at_;
-  std::uint32_t q_[kGroups][kSteps][2];
-  float shift_[kGroups][2];                      // subtracted from a row's scores
-  float largest_[kGroups][2], sum_[kGroups][2];  // over this lane's keys only
-  float weight_[kGroups][2];                     // the factor of P in fallback passes
-  bool seen_;                                    // does the task's warp see a key?
-  float o_[kGroups][kSteps][2][2];               // channels g and g + 8 of 16, queries
+  std::uint32_t q_[kSteps][2];
+  float shift_[2];             // subtracted from a row's scores
+  float largest_[2], sum_[2];  // over this lane's keys only
+  float weight_[2];            // the factor of P in fallback passes
+  bool seen_;                  // does the task's warp see a key?
+  float o_[kSteps][2][2];      // channels g and g + 8 of 16, queries
 };
 
 }  // namespace anyflash::cuda

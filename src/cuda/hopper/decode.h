@@ -1,4 +1,4 @@
-// Plain decode calls on Hopper, with keys and values loaded by TMA.
+// Decode calls on Hopper, with keys and values loaded by TMA.
 #pragma once
 
 #include "cuda/hopper/decode_args.h"
@@ -7,8 +7,7 @@
 
 namespace anyflash::cuda {
 
-/// Does Hopper's kernel support a plain call? If so, it replaces kernels.plain, with its sizes, and args get the tensor
-/// maps.
+/// Does Hopper's kernel support the call? If so, it replaces kernels.plain, with its sizes, and args get the maps.
 bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels);
 
 }  // namespace anyflash::cuda

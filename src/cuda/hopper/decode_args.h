@@ -17,12 +17,10 @@ struct BulkDecodeKernel {
   const void* function;
   int rows;            ///< of a task
   int threads, bytes;  ///< of a block; shared memory
-  int blocks;          ///< on a multiprocessor
-  bool in_turns;       ///< as in DecodeKernels
 };
 
-/// depth: padded head size, 64, 128 or 256. rows: how many share a key head.
+/// depth: padded head size, 64, 128 or 256. rows: how many share a key head. masked: as in DecodeArgs.
 template <ElementType type>
-BulkDecodeKernel bulk_decode_kernel(int depth, int rows);
+BulkDecodeKernel bulk_decode_kernel(int depth, int rows, bool masked);
 
 }  // namespace anyflash::cuda

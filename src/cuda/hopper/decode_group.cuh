@@ -1,12 +1,12 @@
-// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with 17 to 64 rows: the products of decode.cuh, computed
-// by warpgroups. portable/decode.cuh defines tasks and parts.
+// Decoding on Hopper (sm_90a) for 16-bit types with more than 8 rows, or under any mask: the products of decode.cuh,
+// computed by warpgroups. portable/decode.cuh defines tasks and parts.
 //
-// A thread block has one task. It has producer warps (decode_loader.cuh) and one consumer warpgroup, which has all
-// rows, padded to 64, and takes tiles of 64 keys in order: S = Q K^T, the online softmax, O += P V. As in the forward pass,
-// keys and values are read where TMA has put them. So nothing has to be joined in the thread block. Q is in shared
-// memory, P and O in registers. Warps without rows only take part in the products. Two thread blocks on a
-// multiprocessor (one at 256 channels) hide each other's latency. Bound by reading K and V: memory needs 1800 cycles
-// for a tile of 128 channels, and the products take 600.
+// A thread block has one task: 64 rows for each consumer warpgroup. The warpgroups take tiles of 64 keys in order:
+// S = Q K^T, the online softmax, O += P V. As in the forward pass, keys and values are read where TMA put them, Q is
+// in shared memory, P and O in registers. The producer finds the mask words of partial tiles, one for each row. Warps
+// without rows only take part in the products. Two thread blocks on a multiprocessor (one at 256 channels), or two
+// warpgroups, hide each other's latency. Bound by reading K and V up to about 64 rows: memory needs 1800 cycles for a
+// tile of 128 channels, and the products take 600.
 //
 // A warp whose result is not finite repeats its keys by the non-finite fallback, with mma.sync in the same order, which
 // gives its other rows the same bits. It reads keys and values from global memory, since the tiles are gone.
@@ -21,18 +21,20 @@
 
 namespace anyflash::cuda {
 
-template <class E, int depth, int stages>
+template <class E, int depth, int stages, int groups>
 struct GroupDecodeSizes {
   using Element = E;
-  static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64;
-  static constexpr int kWarps = 4, kThreads = 32 * (kWarps + 2), kRegisters = 0;
-  static constexpr int kKeyWarps = 1, kJoinRows = kRows;
-  static constexpr bool kOneTask = true;  ///< of a thread block: its results overlay the tiles
+  static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64 * groups;
+  static constexpr int kWarps = 4 * groups, kThreads = 32 * (kWarps + 2);
+  static constexpr int kKeyWarps = 1;
+  static constexpr bool kMasks = true;
 };
 
 template <class Sizes>
 struct GroupDecodeShared : BulkDecodeShared<Sizes> {
   alignas(1024) typename Sizes::Element q[Sizes::kRows * Sizes::kDepth];  ///< laid out as k and v
+  /// Of the rows, for one partial tile at a time; where their statistics will be.
+  __device__ __forceinline__ rules::Word* words() { return reinterpret_cast<rules::Word*>(this->largest); }
 };
 
 template <class BlockSizes>
@@ -44,34 +46,30 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   using Sizes = BlockSizes;
   using E = typename Sizes::Element;
   using Shared = GroupDecodeShared<Sizes>;
-  static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys;
+  static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kThreads = 32 * Sizes::kWarps;
   static constexpr int kTiles = kKeys / 8;               ///< of 8 keys
   static constexpr int kPart = kDepth < 128 ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
-  static constexpr int kSteps = kDepth / 16;  ///< of 16 channels
 
   __device__ __forceinline__ GroupDecodeRows(const BulkDecodeArgs& args, Shared& shared)
-      : Base(args, shared, 0), first_row_(static_cast<int>(threadIdx.x / 32) * 16), has_rows_(first_row_ < args.rows) {}
+      : Base(args, shared, 0), first_row_(static_cast<int>(threadIdx.x / 32) * 16) {}
 
   __device__ __forceinline__ void run() {
-    const auto number = static_cast<std::int32_t>(blockIdx.x);
-    this->begin(DecodeTask(args_, number, Sizes::kRows, kDepth));
+    this->begin(DecodeTask(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth));
+    has_rows_ = task_.exists(args_, first_row_);
     wait_for_kernel_before();
     let_next_kernel_begin();
-    const auto span = span_of(args_, task_);
-    if (args_.parts > 1 && span.first >= span.end) {
+    take_queries();
+    if (!attend() && args_.parts > 1) {
       this->leave_nothing(Sizes::kRows);
       return;
     }
-    take_queries();
-    attend(span);
-    sync_threads<128>(1);  // the tiles are no longer read
-    if (has_rows_) {
-      if (!finite() && !attend_with_care(span, false)) attend_with_care(span, true);
-      put_rows();
-    }
-    sync_threads<128>(1);
-    this->template leave_rows<128, kDepth>(0, min(Sizes::kRows, args_.rows), shared_.results());
+    sync_threads<kThreads>(1);  // neither tiles nor words are read any more
+    if (has_rows_ && !finite() && !attend_with_care(false)) attend_with_care(true);
+    sync_threads<kThreads>(1);
+    if (has_rows_) put_rows();
+    sync_threads<kThreads>(1);
+    this->template leave_rows<kThreads, kDepth>(0, min(Sizes::kRows, args_.rows - task_.first_row), shared_.results());
   }
 
  private:
@@ -85,19 +83,15 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   // --- Queries -------------------------------------------------------------------------------------------------------
 
-  /// Channels from 16m on of the warp's rows, as an operand; zeros in rows and channels that do not exist.
+  /// Eight channels of a row of Q.
+  __device__ __forceinline__ E* query_at(int row, int channel) const {
+    return shared_.q + row / 64 * (64 * kDepth) + channel / 64 * 4096 + row % 64 * 64 + (channel / 8 % 8 ^ row % 8) * 8;
+  }
+  /// Channels from 16m on of the warp's rows, as an operand.
   __device__ __forceinline__ void load_queries(Fragment& a, int m) const {
-    const auto& rows = call_.q;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int own = row(n % 2), channel = 16 * m + n / 2 * 8 + 2 * t();
-      a[n] = 0;
-      if (!task_.exists(args_, own) || channel >= call_.d_qk) continue;
-      const E* const from = reinterpret_cast<const E*>(rows.data) + task_.b * rows.batch +
-                            task_.query_head(args_, own) * rows.head + task_.query(args_, own) * rows.sequence[2];
-      a[n] = rows.vectors ? *reinterpret_cast<const std::uint32_t*>(from + channel)
-                          : pair_of(from[channel * rows.channel], from[(channel + 1) * rows.channel]);
-    }
+    for (int n = 0; n < 4; ++n)
+      a[n] = *reinterpret_cast<const std::uint32_t*>(query_at(row(n % 2), 16 * m + n / 2 * 8) + 2 * t());
   }
 
   /// Copies Q to shared memory. A thread has half a row, all of which it requests before it waits.
@@ -109,54 +103,73 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
                           task_.query_head(args_, own) * rows.head + task_.query(args_, own) * rows.sequence[2];
     const int channels = task_.exists(args_, own) ? call_.d_qk : 0;
     uint4 x[kChunks];
-    if (rows.vectors) {
 #pragma unroll
-      for (int n = 0; n < kChunks; ++n) {
-        const int channel = 8 * (first + n);
-        x[n] = channel < channels ? *reinterpret_cast<const uint4*>(from + channel) : uint4{0, 0, 0, 0};
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < kChunks; ++n) {
-        std::uint32_t pairs[4];
-        for (int i = 0; i < 4; ++i) {
-          const int channel = 8 * (first + n) + 2 * i;
-          pairs[i] = channel < channels ? pair_of(from[channel * rows.channel], from[(channel + 1) * rows.channel]) : 0;
-        }
-        x[n] = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-      }
+    for (int n = 0; n < kChunks; ++n) {
+      const int channel = 8 * (first + n);
+      x[n] = channel < channels ? *reinterpret_cast<const uint4*>(from + channel) : uint4{0, 0, 0, 0};
     }
 #pragma unroll
-    for (int n = 0; n < kChunks; ++n)
-      *reinterpret_cast<uint4*>(shared_.q + (first + n) / 8 * 4096 + own * 64 + ((first + n) % 8 ^ own % 8) * 8) = x[n];
+    for (int n = 0; n < kChunks; ++n) *reinterpret_cast<uint4*>(query_at(own, 8 * (first + n))) = x[n];
     fence_proxy_async();
-    sync_threads<128>(1);
+    sync_threads<kThreads>(1);
   }
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the keys, by the warpgroup.
-  __device__ __forceinline__ void attend(const DecodeSpan& span) {
+  /// One pass over the keys, by the warpgroup. False if there are none.
+  __device__ __forceinline__ bool attend() {
     clear_rows(false);
-    const auto size = decode_keys(args_, task_.b);
-#pragma unroll 1
-    for (int first = span.first; first < span.end; first += kKeys) {
-      shared_.tiles.wait_full(at_);
-      Scores s;
-      std::uint32_t p[kTiles / 2][4];
-      find_scores(s);
-      if (has_rows_) take_scores(s, word_of_keys<kKeys>(args_, first, size));
-      pack<E>(p, s);
-      if (first + kKeys > span.end) clear_values(span.end - first);
-      add_values(p);
-      shared_.tiles.release(at_);
+    Scores s;
+    Rest rest;
+    std::uint32_t p[kTiles / 2][4];
+    float factor[2];
+    PipelineState<1> words_at;
+    shared_.tiles.wait_full(at_);
+    auto tile = shared_.tile[at_.stage];
+    if (tile.keys == 0 && tile.last) return false;
+    const auto next = [&] {
       at_.advance();
+      shared_.tiles.wait_full(at_);
+    };
+    if (Sizes::kRows == 64 && !args_.masked) {  // less code: short tasks wait until it is fetched
+      for (;; next(), tile = shared_.tile[at_.stage]) {
+        issue_scores(s, rest);
+        wgmma_wait<0>();
+        if (finish_scores(s, rest, tile, words_at, factor)) rescale(factor);
+        pack<E>(p, s);
+        if (tile.last) break;
+        issue_values(p, at_);
+        finish_values(at_);
+      }
+    } else {  // a tile's softmax runs beside the O += P V of the tile before
+      issue_scores(s, rest);
+      wgmma_wait<0>();
+      finish_scores(s, rest, tile, words_at, factor);
+      pack<E>(p, s);
+      while (!tile.last) {
+        const auto before = at_;
+        next();
+        issue_scores(s, rest);
+        issue_values(p, before);
+        wgmma_wait<1>();
+        tile = shared_.tile[at_.stage];
+        const bool raised = finish_scores(s, rest, tile, words_at, factor);
+        finish_values(before);
+        if (raised) rescale(factor);
+        pack<E>(p, s);
+      }
     }
+    if (tile.keys < kKeys) clear_values(tile.keys);
+    issue_values(p, at_);
+    finish_values(at_);
+    return true;
   }
 
   /// Q K^T. Over 128 channels in two chains, as in all kernels.
-  __device__ __forceinline__ void find_scores(Scores& s) const {
-    const auto a = describe_tile(shared_.q, 0), b = describe_tile(shared_.k[at_.stage], 0);
+  using Rest = float[kDepth > 128 ? kTiles : 1][4];
+  __device__ __forceinline__ void issue_scores(Scores& s, Rest& rest) const {
+    const int tile = Sizes::kRows > 64 ? __shfl_sync(0xffffffffu, first_row_ / 64, 0) : 0;
+    const auto a = describe_tile(shared_.q + tile * (64 * kDepth), 0), b = describe_tile(shared_.k[at_.stage], 0);
     const auto chain = [&](Scores& sums, int first, int end) {
 #pragma unroll
       for (int d = first; d < end; d += 16)
@@ -164,18 +177,22 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     };
     wgmma_fence();
     chain(s, 0, kDepth < 128 ? kDepth : 128);
-    if constexpr (kDepth > 128) {
-      Scores rest;
-      chain(rest, 128, kDepth);
-      wgmma_commit();
-      wgmma_wait<0>();
-      keep(s), keep(rest);
-      add_scores(s, rest);
-    } else {
-      wgmma_commit();
-      wgmma_wait<0>();
-      keep(s);
+    if constexpr (kDepth > 128) chain(rest, 128, kDepth);
+    wgmma_commit();
+  }
+  /// As take_scores().
+  __device__ __forceinline__ bool finish_scores(Scores& s, Rest& rest, const GroupTile& tile,
+                                                PipelineState<1>& words_at, float (&factor)[2]) {
+    keep(s);
+    if constexpr (kDepth > 128) keep(rest), add_scores(s, rest);
+    rules::Word word[2] = {rules::all_bits, rules::all_bits};
+    if (tile.partial) {
+      shared_.partial_tiles.wait_full(words_at);
+      word[0] = shared_.words()[row(0)], word[1] = shared_.words()[row(1)];
+      shared_.partial_tiles.release(words_at);
+      words_at.advance();
     }
+    return has_rows_ && take_scores(s, word, factor);
   }
   __device__ __forceinline__ static void add_scores(Scores& s, const Scores& rest) {
 #pragma unroll
@@ -186,43 +203,41 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   /// Clears values after the last key, where the tile is uninitialised.
   __device__ __forceinline__ void clear_values(int keys) {
-    for (int n = keys * 8 + static_cast<int>(threadIdx.x); n < kKeys * 8; n += 128)
+    for (int n = keys * 8 + static_cast<int>(threadIdx.x); n < kKeys * 8; n += kThreads)
 #pragma unroll
       for (int panel = 0; panel < kDepth / 64; ++panel)
         *reinterpret_cast<uint4*>(shared_.v[at_.stage] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
     fence_proxy_async();
-    sync_threads<128>(1);
+    sync_threads<kThreads>(1);
   }
 
-  __device__ __forceinline__ void add_values(const std::uint32_t (&p)[kTiles / 2][4]) {
+  __device__ __forceinline__ void issue_values(const std::uint32_t (&p)[kTiles / 2][4],
+                                               PipelineState<Sizes::kStages> at) {
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
-      const auto b = describe_tile(shared_.v[at_.stage] + n * kPart * 64, 64 * 128);
+      const auto b = describe_tile(shared_.v[at.stage] + n * kPart * 64, 64 * 128);
 #pragma unroll
       for (int m = 0; m < kTiles / 2; ++m) wgmma<true>(o_[n], p[m], b + rows_from(16 * m), true, E());
     }
     wgmma_commit();
+  }
+  __device__ __forceinline__ void finish_values(PipelineState<Sizes::kStages> at) {
     wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) keep(o_[n]);
+    shared_.tiles.release(at);
+  }
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n)
+#pragma unroll
+      for (int j = 0; j < kPartTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[n][j][e] *= factor[e / 2];
   }
 
   // --- A tile's scores -----------------------------------------------------------------------------------------------
-
-  /// Turns products into P; word: which of the keys are visible.
-  __device__ __forceinline__ void take_scores(Scores& s, rules::Word word) {
-    seen_ |= word != 0;
-    if (word != rules::all_bits) {
-      const auto own = word >> 2 * t();
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (!(own >> (8 * j + e % 2) & 1)) s[j][e] = -infinity();
-    }
-    softmax_step(s);
-  }
 
   struct SoftmaxTerms {
     const GroupDecodeRows& rows;
@@ -230,38 +245,55 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     __device__ __forceinline__ float unit() const { return rows.call_.unit32; }
     __device__ __forceinline__ float lag() const { return rows.call_.lag32; }
   };
-  /// S becomes P, and O is rescaled.
-  __device__ __forceinline__ void softmax_step(Scores& s) {
-    const auto rescale = [&](int r, float factor) {
+  /// Turns products into P. word: the keys that a row sees. True if O has to be multiplied by `factor`.
+  __device__ __forceinline__ bool take_scores(Scores& s, const rules::Word (&word)[2], float (&factor)[2]) {
+    const float shift[2] = {softmax_.shift[0], softmax_.shift[1]};
 #pragma unroll
-      for (int n = 0; n < kParts; ++n)
+    for (int r = 0; r < 2; ++r) {
+      seen_[r] |= word[r] != 0;
+      if (word[r] == rules::all_bits) continue;
+      const auto own = word[r] >> 2 * t();
 #pragma unroll
-        for (int j = 0; j < kPartTiles; ++j) o_[n][j][2 * r] *= factor, o_[n][j][2 * r + 1] *= factor;
-    };
-    softmax_.template step<2 * kTiles>([&](int r, int n) -> float& { return s[n / 2][2 * r + n % 2]; }, rescale,
-                                       SoftmaxTerms{*this});
+      for (int n = 0; n < 2 * kTiles; ++n)
+        if (!(own >> (8 * (n / 2) + n % 2) & 1)) s[n / 2][2 * r + n % 2] = -infinity();
+    }
+    softmax_.template step<2 * kTiles>([&](int r, int n) -> float& { return s[n / 2][2 * r + n % 2]; },
+                                       [](int, float) {}, SoftmaxTerms{*this});
+    // This branch needs the sums: ptxas moves the wait for O += P V over exponentials, but over no branch.
+    const bool changed = shift[0] != softmax_.shift[0] || shift[1] != softmax_.shift[1] ||
+                         !(softmax_.sum[0] + softmax_.sum[1] < infinity());
+    if (!__any_sync(0xffffffffu, changed)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      factor[r] = shift[r] == softmax_.shift[r] || shift[r] == -infinity()
+                      ? 1.0f
+                      : expf((shift[r] - softmax_.shift[r]) * scale());
+    return true;
   }
 
-  // --- The non-finite fallback
-  // -----------------------------------------------------------------------------------------
+  // --- The non-finite fallback ---------------------------------------------------------------------------------------
 
   /// A warp's pass over the keys in global memory. False if a row has overflowed.
-  __device__ __forceinline__ bool attend_with_care(const DecodeSpan& span, bool halved) {
+  __device__ __forceinline__ bool attend_with_care(bool halved) {
     clear_rows(halved);
     const auto size = decode_keys(args_, task_.b);
+    auto* const words = shared_.words() + first_row_;
 #pragma unroll 1
-    for (int first = span.first; first < span.end; first += kKeys) {
-      const int keys = min(kKeys, span.end - first);
-      const auto word = word_of_keys<kKeys>(args_, first, size);
+    for (auto walk = walk_of_task(args_, task_, size); walk.more(); walk.step()) {
+      const int first = walk.block * kKeys, keys = min(kKeys, size - first);
+      __syncwarp();
+      find_words_of_rows<16>(args_, task_, first_row_, walk, word_of_keys<kKeys>(args_, first, size), words);
+      __syncwarp();
+      const rules::Word word[2] = {shared_.words()[row(0)], shared_.words()[row(1)]};
       Scores s;
       fallback_scores(s, first, keys);
-      take_scores(s, word);
+      if (float factor[2]; take_scores(s, word, factor)) rescale(factor);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[j][e] *= weight_[e / 2];
       const auto bad = values_not_finite(first, keys);
-      if (bad & word) add_hidden_values(s, first, bad & word);
+      if (bad) add_hidden_values(s, first, bad, word);
       add_fallback_values(s, first, keys, bad);
     }
     return !__any_sync(0xffffffffu, overflowed(0) | overflowed(1));
@@ -324,20 +356,22 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   }
 
   /// O += P V for such values, for the queries that see them.
-  __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, rules::Word seen) {
+  __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, rules::Word bad,
+                                                    const rules::Word (&word)[2]) {
     Scores local;  // in local memory, since the keys are taken one by one
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) local[j][e] = p[j][e];
 #pragma unroll 1
-    for (; seen != 0; seen &= seen - 1) {
-      const int key = rules::lowest_bit(seen);
+    for (; bad != 0; bad &= bad - 1) {
+      const int key = rules::lowest_bit(bad);
       const E* const value = row_of(call_.v, first, key, kKeys);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float weight = __shfl_sync(0xffffffffu, local[key / 8][2 * r + key % 2],
                                          static_cast<int>(lane_number() & ~3u) | key % 8 / 2);
+        if (!(word[r] >> key & 1)) continue;
 #pragma unroll
         for (int n = 0; n < kParts; ++n)
 #pragma unroll
@@ -380,11 +414,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   // --- Rows ----------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void clear_rows(bool halved) {
-    seen_ = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float shift = -infinity();
-      weight_[r] = 1;
+      seen_[r] = false, weight_[r] = 1;
       if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
         const float sum = quad_sum(softmax_.sum[r]);
         if (overflowed(r)) shift = softmax_.shift[r], weight_[r] = 0.5f / sum;
@@ -425,7 +458,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       const float shift = r ? softmax_.shift[1] : softmax_.shift[0], above = r ? largest[1] : largest[0];
       const bool rise = above > shift && shift != -infinity();  // the sums so far use that shift
       const float factor = rise ? expf((shift - above) * scale()) : 1.0f;
-      this->note(row(r), rise ? above : shift, (r ? sum[1] : sum[0]) * factor, seen_,
+      this->note(row(r), rise ? above : shift, (r ? sum[1] : sum[0]) * factor, r ? seen_[1] : seen_[0],
                  (r ? weight_[1] : weight_[0]) / factor);
       this->weigh(row(r));
     }
@@ -439,11 +472,11 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
               make_float2(o_[n][j][2 * r], o_[n][j][2 * r + 1]);
   }
   const int first_row_;  // of the warp's
-  const bool has_rows_;
+  bool has_rows_;
   PipelineState<Sizes::kStages> at_;
   OnlineSoftmax<E, float, 2> softmax_;
   float weight_[2];  // the factor of P in fallback passes
-  bool seen_;        // do the rows see a key?
+  bool seen_[2];     // do the rows see a key?
   float o_[kParts][kPartTiles][4];
 };
 

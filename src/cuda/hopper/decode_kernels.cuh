@@ -21,16 +21,16 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
-    shared.begin(loading_warps(args));
+    shared.begin(loading_warps<Sizes>(args));
     prefetch_map(args.maps[0].map), prefetch_map(args.maps[1].map);
   }
   __syncthreads();
   if (threadIdx.x >= 32 * Sizes::kWarps) {
-    if constexpr (Sizes::kRegisters > 0) setmaxnreg_dec<Sizes::kLoaderRegisters>();
     const int warp = static_cast<int>(threadIdx.x / 32) - Sizes::kWarps;
-    if (warp < loading_warps(args)) BulkDecodeLoader<Sizes, Shared>(args, shared, warp).run();
+    BulkDecodeLoader<Sizes, Shared> loader(args, shared, warp);
+    if (warp < loading_warps<Sizes>(args)) loader.run();
+    else if constexpr (Sizes::kMasks) loader.find_words();
   } else {
-    if constexpr (Sizes::kRegisters > 0) setmaxnreg_inc<Sizes::kRegisters>();
     Rows(args, shared).run();
   }
 #else
@@ -41,43 +41,36 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
 template <class Rows>
 BulkDecodeKernel bulk_decode_kernel_of() {
   using Sizes = typename Rows::Sizes;
-  return {reinterpret_cast<const void*>(&bulk_decode_kernel<Rows>),
-          Sizes::kRows,
-          Sizes::kThreads,
-          shared_bytes<Rows>(),
-          bulk_decode_blocks<typename Rows::Shared>,
-          !Sizes::kOneTask};
+  return {reinterpret_cast<const void*>(&bulk_decode_kernel<Rows>), Sizes::kRows, Sizes::kThreads,
+          shared_bytes<Rows>()};
 }
 
-template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>
-BulkDecodeKernel bulk_decode_kernel_of() {
-  using Sizes = BulkDecodeSizes<E, depth, groups, row_warps, key_warps, stages, join_rows, registers>;
-  return bulk_decode_kernel_of<BulkDecodeRows<Sizes>>();
+template <class E, int depth, int warps, int stages>
+BulkDecodeKernel few_rows_kernel_of() {
+  return bulk_decode_kernel_of<BulkDecodeRows<BulkDecodeSizes<E, depth, warps, stages>>>();
 }
-template <class E, int depth, int stages>
-BulkDecodeKernel group_decode_kernel_of() {
-  return bulk_decode_kernel_of<GroupDecodeRows<GroupDecodeSizes<E, depth, stages>>>();
+template <class E, int depth, int stages, int groups>
+BulkDecodeKernel group_kernel_of() {
+  return bulk_decode_kernel_of<GroupDecodeRows<GroupDecodeSizes<E, depth, stages, groups>>>();
 }
 
-// Groups of 8 rows of a warp, warps that share keys, warps that share rows, stages, rows joined at a time, registers;
-// for warpgroups, stages. There are as many stages as let two thread blocks share a multiprocessor, where one thread
-// block does not have all rows. docs/notes/gpu-decode.md has the figures.
+// Of up to 8 rows that see the same keys: warps, stages; of others: stages, warpgroups. Two thread blocks share a
+// multiprocessor up to 128 channels and 64 rows. docs/notes/gpu-decode.md has the figures.
 template <ElementType type>
-BulkDecodeKernel bulk_decode_kernel(int depth, int rows) {
+BulkDecodeKernel bulk_decode_kernel(int depth, int rows, bool masked) {
   using E = NumberOf16<type>;
-  if (depth == 64) {
-    if (rows <= 8) return bulk_decode_kernel_of<E, 64, 1, 1, 8, 3, 0>();
-    if (rows <= 16) return bulk_decode_kernel_of<E, 64, 2, 1, 8, 3, 0>();
-    return group_decode_kernel_of<E, 64, 6>();
+  const bool few = rows <= 8 && !masked, many = rows > 64;
+  switch (depth) {
+    case 64:
+      return few    ? few_rows_kernel_of<E, 64, 8, 3>()
+             : many ? group_kernel_of<E, 64, 6, 2>()
+                    : group_kernel_of<E, 64, 6, 1>();
+    case 128:
+      return few    ? few_rows_kernel_of<E, 128, 4, 3>()
+             : many ? group_kernel_of<E, 128, 4, 2>()
+                    : group_kernel_of<E, 128, 3, 1>();
+    default: return few ? few_rows_kernel_of<E, 256, 4, 3>() : group_kernel_of<E, 256, 3, 1>();
   }
-  if (depth == 128) {
-    if (rows <= 8) return bulk_decode_kernel_of<E, 128, 1, 1, 4, 3, 0>();
-    if (rows <= 16) return bulk_decode_kernel_of<E, 128, 2, 1, 4, 3, 0>();
-    return group_decode_kernel_of<E, 128, 3>();
-  }
-  if (rows <= 8) return bulk_decode_kernel_of<E, 256, 1, 1, 4, 3, 4>();
-  if (rows <= 16) return bulk_decode_kernel_of<E, 256, 1, 2, 4, 3, 4, 232>();
-  return group_decode_kernel_of<E, 256, 3>();
 }
 
 }  // namespace anyflash::cuda

@@ -1,7 +1,6 @@
-// Shared memory of Hopper's decoding kernels, and their producer warps. These issue TMA loads of keys and values, tile
-// by tile, as far ahead as there are stages, through all tasks of their thread block. There is one such warp. Where a
-// tile may span many pages there are two, one for K and one for V, because the lanes of a warp issue loads one after
-// the other.
+// Shared memory of Hopper's decoding kernels, and their producer warps. One issues TMA loads of keys and values, as far
+// ahead as there are stages. Where a tile may span many pages there are two, one for K and one for V, because the lanes
+// of a warp issue loads one after the other; but in GroupDecodeRows the second one finds mask words.
 #pragma once
 
 #include "cuda/hopper/decode_args.h"
@@ -10,19 +9,14 @@
 
 namespace anyflash::cuda {
 
-/// A warp takes 16 keys of a tile, or row_warps warps do, each with 8 * groups rows. join_rows: how many rows of the
-/// warps' results are joined at a time; 0: all, over the tiles of a thread block with one task. registers: 0, or those
-/// of a consumer thread, taken from a producer warpgroup.
-template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>
+/// A warp takes 16 keys of a tile.
+template <class E, int depth, int warps, int stages>
 struct BulkDecodeSizes {
   using Element = E;
-  static constexpr int kDepth = depth, kGroups = groups, kKeyWarps = key_warps;
-  static constexpr int kStages = stages, kKeys = 16 * key_warps, kRows = 8 * groups * row_warps;
-  static constexpr int kWarps = row_warps * key_warps, kRegisters = registers;
-  static constexpr bool kOneTask = join_rows == 0;
-  static constexpr int kJoinRows = kOneTask ? kRows : join_rows;
-  static constexpr int kThreads = 32 * (kWarps + (registers > 0 ? 4 : 2)), kLoaderRegisters = 40;
-  static_assert(kKeys % 64 == 0 && kRows % kJoinRows == 0 && (registers == 0 || kWarps % 4 == 0));
+  static constexpr int kDepth = depth, kKeyWarps = warps, kStages = stages, kKeys = 16 * warps, kRows = 8;
+  static constexpr int kWarps = warps, kThreads = 32 * (kWarps + 2);
+  static constexpr bool kMasks = false;
+  static_assert(kKeys % 64 == 0);
 };
 
 /// Two numbers as one operand.
@@ -32,6 +26,12 @@ __device__ __forceinline__ std::uint32_t pair_of(E a, E b) {
          static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
 }
 
+/// A tile of GroupDecodeRows: so many keys from `first` on. partial: rows have mask words.
+struct alignas(16) GroupTile {
+  std::int32_t first, keys;
+  bool partial, last;
+};
+
 template <class Sizes>
 struct BulkDecodeShared {
   using E = typename Sizes::Element;
@@ -39,25 +39,28 @@ struct BulkDecodeShared {
   static constexpr int kTile = Sizes::kKeys * Sizes::kDepth, kKeyWarps = Sizes::kKeyWarps;
   alignas(1024) E k[Sizes::kStages][kTile];  ///< panels of 64 channels of all keys, swizzled
   alignas(1024) E v[Sizes::kStages][kTile];
-  using Results = T[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< padded against bank conflicts
-  alignas(16) char own_results[Sizes::kOneTask ? 16 : sizeof(Results)];
   T largest[kKeyWarps][Sizes::kRows], sum[kKeyWarps][Sizes::kRows], weight[kKeyWarps][Sizes::kRows];
   bool seen[kKeyWarps][Sizes::kRows];
+  GroupTile tile[Sizes::kMasks ? Sizes::kStages : 1];
   Pipeline<Sizes::kStages> tiles;
+  Pipeline<1> partial_tiles;  ///< their words
 
   /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(int loading_warps) {
-    tiles.init(Sizes::kWarps, loading_warps);
+    tiles.init(Sizes::kWarps, loading_warps), partial_tiles.init(Sizes::kWarps, Barrier::kLanes);
     barriers_begun();
   }
-  __device__ __forceinline__ Results& results() {
-    return *reinterpret_cast<Results*>(Sizes::kOneTask ? reinterpret_cast<char*>(k) : own_results);
-  }
-  static_assert(!Sizes::kOneTask || sizeof(Results) <= sizeof(k));
+  /// Over the tiles; padded against bank conflicts.
+  using Results = T[kKeyWarps][Sizes::kRows][Sizes::kDepth + 8];
+  __device__ __forceinline__ Results& results() { return *reinterpret_cast<Results*>(k); }
+  static_assert(sizeof(Results) <= sizeof(k) + sizeof(v));
 };
 
-/// How many of the producer warps are used; the others exit.
-__device__ __forceinline__ int loading_warps(const BulkDecodeArgs& args) { return args.call.paged ? 2 : 1; }
+/// How many of the producer warps load; the others exit, or find words.
+template <class Sizes>
+__device__ __forceinline__ int loading_warps(const BulkDecodeArgs& args) {
+  return args.call.paged && !Sizes::kMasks ? 2 : 1;
+}
 
 /// Shared: has k, v, full and empty of each stage.
 template <class Sizes, class Shared>
@@ -73,39 +76,74 @@ class BulkDecodeLoader {
     const int lane = static_cast<int>(lane_number()), boxes = 1 << log_boxes_;
     const int of_both = (lane >> log_boxes_) + warp_ * kPanels;  // K's panels, then V's
     const int box = lane & (boxes - 1), panel = of_both % kPanels, tensor = of_both / kPanels;
-    const bool own = loading_warps(args_) == 2 ? tensor == warp_ : tensor < 2;
+    const bool own = Sizes::kMasks || !args_.call.paged ? tensor < 2 : tensor == warp_;
     const bool one_entry = args_.one_entry[tensor & 1], one_head = args_.one_head[tensor & 1];
     const auto policy = read_once();
     const auto place = static_cast<std::int64_t>(panel) * kKeys * 64 + box * args_.box_rows * 64;
-    for (auto number = blockIdx.x; number < static_cast<unsigned>(args_.tasks); number += gridDim.x) {
-      const DecodeTask task(args_, static_cast<std::int32_t>(number), Sizes::kRows, kDepth);
-      // What is not in memory is computed before the previous kernel is done.
-      const bool lengths = args_.lengths.data || args_.length_in_mask;
-      if (lengths) wait_for_kernel_before();
-      const auto span = span_of(args_, task);
-      if (!lengths) wait_for_kernel_before();
-      const int channel = panel * 64 + (tensor == 1 ? task.first_value : 0);
-      if (args_.call.paged) next_ = page_of(task, span, lane);
-      int n = 0;  // of the tile's first box in the task
-      for (int first = span.first; first < span.end; first += kKeys, n += boxes) {
-        std::int32_t row = first + box * args_.box_rows, entry = task.b;
-        const bool exists = own && row < span.end;
-        if (args_.call.paged) {
-          if (n % 32 == 0) now_ = next_, next_ = page_of(task, span, n + 32 + lane);
-          entry = __shfl_sync(0xffffffffu, now_.page, n % 32 + box);
-          row = __shfl_sync(0xffffffffu, now_.row, n % 32 + box);
-        }
-        const auto all = __ballot_sync(0xffffffffu, exists);
-        shared_.tiles.wait_empty(at_);
-        auto& full = shared_.tiles.full[at_.stage];
-        if (lane == 0) full.arrive_and_expect(__popc(all) * args_.box_rows * 128);
-        __syncwarp();
-        if (exists) {
-          copy_box((tensor == 0 ? shared_.k : shared_.v)[at_.stage] + place, &args_.maps[tensor].map, channel, row, 0,
-                   one_head ? 0 : task.head, one_entry ? 0 : entry, full, policy);
-        }
-        at_.advance();
+    // Box n of the task is this tile's first.
+    const auto load = [&](const DecodeTask& task, const GroupTile& tile, int end, int n) {
+      std::int32_t row = tile.first + box * args_.box_rows, entry = task.b;
+      const bool exists = own && row < end;
+      if (args_.call.paged) {
+        entry = __shfl_sync(0xffffffffu, now_.page, n % 32 + box);
+        row = __shfl_sync(0xffffffffu, now_.row, n % 32 + box);
       }
+      const auto all = __ballot_sync(0xffffffffu, exists);
+      shared_.tiles.wait_empty(at_);
+      auto& full = shared_.tiles.full[at_.stage];
+      if (lane == 0) {
+        if (Sizes::kMasks) shared_.tile[at_.stage] = tile;
+        full.arrive_and_expect(__popc(all) * args_.box_rows * 128);
+      }
+      __syncwarp();
+      if (exists) {
+        copy_box((tensor == 0 ? shared_.k : shared_.v)[at_.stage] + place, &args_.maps[tensor].map,
+                 panel * 64 + (tensor == 1 ? task.first_value : 0), row, 0, one_head ? 0 : task.head,
+                 one_entry ? 0 : entry, full, policy);
+      }
+      at_.advance();
+    };
+    const DecodeTask task(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth);
+    // What is not in memory is computed before the previous kernel is done.
+    const bool in_memory = args_.lengths.data || args_.length_in_mask || args_.masked;
+    if (in_memory) wait_for_kernel_before();
+    int n = 0;  // of the tile's first box in the task
+    if constexpr (Sizes::kMasks) {
+      const auto size = decode_keys(args_, task.b);
+      auto walk = walk_of_task(args_, task, size);
+      if (!in_memory) wait_for_kernel_before();
+      for (GroupTile tile{}; !tile.last; n += args_.masked ? 0 : boxes) {  // at least one, perhaps without keys
+        const int first = walk.block * kKeys, keys = walk.more() ? max(min(kKeys, size - first), 0) : 0;
+        tile = {first, keys, is_partial(args_, walk, word_of_keys<kKeys>(args_, first, size)), false};
+        walk.step();
+        tile.last = !walk.more();
+        look_up_pages(task, {first - n * args_.box_rows, args_.masked ? first + keys : size}, n);
+        load(task, tile, first + keys, n);
+      }
+    } else {
+      const auto span = span_of(args_, task);
+      if (!in_memory) wait_for_kernel_before();
+      for (int first = span.first; first < span.end; first += kKeys, n += boxes) {
+        look_up_pages(task, span, n);
+        load(task, {first}, span.end, n);
+      }
+    }
+  }
+
+  /// By another warp of GroupDecodeRows: the mask words of partial tiles.
+  __device__ __forceinline__ void find_words() {
+    const DecodeTask task(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth);
+    wait_for_kernel_before();
+    const auto size = decode_keys(args_, task.b);
+    PipelineState<1> at;
+    for (auto walk = walk_of_task(args_, task, size); walk.more(); walk.step()) {
+      const auto word = word_of_keys<kKeys>(args_, walk.block * kKeys, size);
+      if (!is_partial(args_, walk, word)) continue;
+      shared_.partial_tiles.wait_empty(at);
+      for (int row = 0; row < Sizes::kRows; row += 32)
+        find_words_of_rows<32>(args_, task, row, walk, word, shared_.words() + row);
+      release(shared_.partial_tiles.full[0]);
+      at.advance();
     }
   }
 
@@ -118,6 +156,13 @@ class BulkDecodeLoader {
   struct Place {
     std::int32_t page, row;
   };
+  /// Of the boxes from n on, of the span's first key on; 32 are looked up ahead.
+  __device__ __forceinline__ void look_up_pages(const DecodeTask& task, const DecodeSpan& span, int n) {
+    if (!args_.call.paged || n % 32 != 0) return;
+    const int lane = static_cast<int>(lane_number());
+    now_ = n == 0 ? page_of(task, span, lane) : next_;
+    if (!args_.masked) next_ = page_of(task, span, n + 32 + lane);
+  }
   __device__ __forceinline__ Place page_of(const DecodeTask& task, const DecodeSpan& span, int n) const {
     const auto& pages = args_.call.pages;
     const auto key = span.first + n * args_.box_rows;

@@ -15,7 +15,7 @@
 namespace anyflash::cuda {
 namespace {
 
-constexpr std::int64_t most_rows = 64;
+constexpr std::int64_t most_rows = 64, most_group_rows = 256;
 
 std::int64_t rows_of(const Problem& problem) {
   return problem.queries() * (problem.heads_q / std::max(problem.heads_kv, std::int64_t{1}));
@@ -80,16 +80,19 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
   return {blocks, (bytes + part_bytes - 1) / part_bytes};
 }
 
-/// Enough parts to give every multiprocessor a task and none two. One part, if heads alone give most multiprocessors a
-/// task: they then read about as fast as all would. Where lengths may differ, parts are short enough that nothing waits
-/// for the longest entry.
+/// Enough parts to give every multiprocessor a task and none two; two tasks, where the rows take several. One part, if
+/// heads alone give most multiprocessors a task: they then read about as fast as all would. Where lengths may differ,
+/// parts are short enough that nothing waits for the longest entry.
 Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
-  if (bytes <= kPartBytes) return {blocks, 1};
-  const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
-  const std::int64_t machine = facts_of(problem.device).multiprocessors;
+  const auto row_parts = std::max((rows_of(problem) + most_rows - 1) / most_rows, std::int64_t{1});
+  const auto heads = std::max<std::int64_t>(problem.batch * problem.heads_kv * row_parts, 1);
+  const auto machine = facts_of(problem.device).multiprocessors * std::min<std::int64_t>(row_parts, 2);
+  const bool few_heads = kFewHeads * heads <= machine;
+  if (bytes <= kPartBytes && !few_heads) return {blocks, 1};
+  const auto least = few_heads && rows_of(problem) <= 16 ? kLeastPartBytes / 2 : kLeastPartBytes;
   const auto each = 5 * heads >= 3 * machine ? 1 : machine / heads;
-  const auto parts = std::min({each, bytes / kLeastPartBytes, std::int64_t{kPartsJoined}});
+  const auto parts = std::min({each, bytes / least, std::int64_t{kPartsJoined}});
   const bool even = !plan.masks_on_device && !problem.key_lengths.given();
   return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};
 }
@@ -148,12 +151,21 @@ void find_keys(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& ar
   args.lengths = integers_of(plan.masks_on_device ? problem.key_lengths : TensorView());
 }
 
-/// Does the plain kernel support the call? Then its key blocks are stored in args.
-bool is_plain(const Problem& problem, const ExecutionPlan& plan, const DecodeKernels& kernels, DecodeArgs& args) {
+/// May the kernels copy whole rows of K and V?
+bool has_whole_rows(const DecodeKernels& kernels, const DecodeArgs& args) {
   const auto& call = args.call;
   return !args.general && call.k.vectors && call.v.vectors && call.whole_channels &&
-         (!call.paged || call.pages.page_size % kernels.keys == 0) &&
-         (args.by_length || find_blocks(problem, plan, args));
+         (!call.paged || call.pages.page_size % kernels.keys == 0);
+}
+
+/// Are there so few tasks that 16-bit calls of some more rows are faster split over their keys? Only Hopper's kernels
+/// do so; the number of tasks depends on the batch.
+bool has_few_tasks(const Problem& problem) {
+  return element_size(problem.type) == 2 && has_groups(problem.device) && !problem.deterministic &&
+         problem.softcap == 0 && !problem.bias.given() && !problem.alibi.given() && problem.dimensions == 1 &&
+         rows_of(problem) <= most_group_rows &&
+         problem.batch * problem.heads_kv * ((rows_of(problem) + 127) / 128) <=
+             facts_of(problem.device).multiprocessors;
 }
 
 }  // namespace
@@ -161,8 +173,8 @@ bool is_plain(const Problem& problem, const ExecutionPlan& plan, const DecodeKer
 bool has_few_rows(const Problem& problem) { return problem.dimensions == 1 && rows_of(problem) <= most_rows; }
 
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
-  return !problem.chunks.portable && has_few_rows(problem) && plan.head_groups == 1 && plan.query_grid.count() == 1 &&
-         plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
+  return !problem.chunks.portable && (has_few_rows(problem) || has_few_tasks(problem)) && plan.head_groups == 1 &&
+         plan.query_grid.count() == 1 && plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {
@@ -184,11 +196,12 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   args.rows = static_cast<std::int32_t>(rows_of(problem));
   find_keys(problem, plan, args);
   auto kernels = kernels_of(problem, false);
-  bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
-  const bool bulk = plain && take_bulk_decode(problem, args, kernels);
-  // Hopper's kernels compute all plain 16-bit calls whose rows a tensor map can describe (no negative strides, for
-  // example).
-  plain &= bulk || element_size(problem.type) > 2 || !has_groups(problem.device);
+  const bool whole = kernels.plain && has_whole_rows(kernels, args);
+  bool plain = whole && (args.by_length || find_blocks(problem, plan, args));
+  args.masked = !plain;
+  // Hopper's kernels compute all 16-bit calls whose rows a tensor map can describe (no negative strides, for example).
+  const bool bulk = whole && call.q.vectors && take_bulk_decode(problem, args, kernels);
+  plain = bulk || (plain && (element_size(problem.type) > 2 || !has_groups(problem.device)));
   if (plain && !bulk) kernels = kernels_of(problem, true);
   const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
@@ -204,6 +217,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const auto rows = double(problem.batch) * double(problem.heads_q) * args.queries;
   check_tasks(std::max(tasks, rows));
   args.tasks = static_cast<std::int32_t>(tasks);
+  args.joined = rows > kJoinedByBlocks ? static_cast<std::int32_t>(rows) : 0;
   const auto* const parts = plain ? kernels.plain : kernels.parts;
   allow_shared_memory(parts, kernels.shared_bytes, problem.device.index);
   const auto& facts = facts_of(problem.device);
@@ -214,7 +228,8 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
   launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream, early && !captured);
   if (args.parts > 1) {
-    launch(kernels.join, static_cast<std::int64_t>(rows), DecodeKernels::join_threads, 0, &args, stream, early);
+    const auto blocks = args.joined > 0 ? (args.joined + kJoinSums - 1) / kJoinSums : static_cast<std::int32_t>(rows);
+    launch(kernels.join, blocks, DecodeKernels::join_threads, 0, &args, stream, early);
   }
 }
 

@@ -19,6 +19,7 @@ struct DecodeArgs {
   // The number of tasks: (batch, key head, part, row part, part of the values).
   std::int32_t tasks;
   char *results, *statistics;  // null: one part
+  std::int32_t joined;         // above 0: the number of rows of all heads, so many that a warp joins the parts of each
 
   std::int32_t keys;  // number of keys of the longest batch entry
 
@@ -31,6 +32,8 @@ struct DecodeArgs {
   static constexpr int partial_blocks = 2;
   std::int32_t first_block, end_block, partial[partial_blocks];
   rules::Word words[partial_blocks];
+
+  bool masked;  // not a plain call: each row has mask words of its own
 
   static constexpr int most_parts = 128;
 };

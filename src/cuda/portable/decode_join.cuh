@@ -49,8 +49,26 @@ __device__ __forceinline__ T mean_of_parts(T mean, int parts, const T* weights, 
   });
 }
 
-/// The parts of a row are added in so many separate sums, which are then added.
-inline constexpr int kJoinSums = 8;
+/// A row's partial results, and where the result goes.
+template <class E, class T>
+struct JoinedRow {
+  std::int32_t b, h, query;
+  std::int64_t place;  ///< of the first part
+  const T* from;
+  std::int64_t step;  ///< from one part to the next
+  E* out;
+
+  __device__ __forceinline__ JoinedRow(const DecodeArgs& args, std::int32_t number) {
+    const auto& call = args.call;
+    query = number % args.queries, h = number / args.queries % call.heads, b = number / args.queries / call.heads;
+    const auto row = h % call.group_heads * args.queries + query;
+    const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
+    place = head * args.parts * args.rows + row;
+    from = reinterpret_cast<const T*>(args.results) + place * call.d_v;
+    step = std::int64_t{args.rows} * call.d_v;
+    out = reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head + query * call.out.sequence[2];
+  }
+};
 
 /// Joins the partial results of a row in a fixed order: one thread block per (batch, query head, query).
 template <class E, class T, int kThreads>
@@ -60,27 +78,15 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   __shared__ T weights[DecodeArgs::most_parts], results[kWarps][32 * kChannels];
   const auto& call = args.call;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto task = static_cast<std::int32_t>(blockIdx.x);
-  const auto query = task % args.queries, h = task / args.queries % call.heads, b = task / args.queries / call.heads;
-  const auto row = h % call.group_heads * args.queries + query;
-  const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
-  const auto place = head * args.parts * args.rows + row;  // of the first part
-  wait_for_kernel_before();
-  // Not earlier, and not with many thread blocks of this kernel running: the next kernel's would fit on some
-  // multiprocessors only, and stay there.
-  if (gridDim.x <= kJoinsBeside) let_next_kernel_begin();
-  if (warp == 0) weigh_parts(args, b, h, query, place, weights);
+  const JoinedRow<E, T> row(args, static_cast<std::int32_t>(blockIdx.x));
+  if (warp == 0) weigh_parts(args, row.b, row.h, row.query, row.place, weights);
   __syncthreads();
-  const T* const from = reinterpret_cast<const T*>(args.results) + place * call.d_v;
-  const auto step = std::int64_t{args.rows} * call.d_v;  // from one part to the next
-  E* const out =
-      reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head + query * call.out.sequence[2];
   for (int first = 0; first < call.d_v; first += 32 * kChannels) {
     T o[kChannels] = {};
 #pragma unroll 4
     for (int part = warp; part < args.parts; part += kWarps) {
       const T weight = weights[part];
-      const T* const at = from + part * step + first + lane;
+      const T* const at = row.from + part * row.step + first + lane;
 #pragma unroll
       for (int n = 0; n < kChannels; ++n)
         if (first + lane + 32 * n < call.d_v && counts(weight)) o[n] += at[32 * n] * weight;
@@ -92,10 +98,35 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
       T all = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) all += results[w][c];
-      all = mean_of_parts(all, args.parts, weights, from + first + c, step);
-      out[(first + c) * call.out.channel] = rounded_mean<E>(all);
+      all = mean_of_parts(all, args.parts, weights, row.from + first + c, row.step);
+      row.out[(first + c) * call.out.channel] = rounded_mean<E>(all);
     }
     __syncthreads();
+  }
+}
+
+/// The same, with the same bits, of a row by each warp: faster if there are more rows than thread blocks at a time.
+template <class E, class T, int kThreads>
+__device__ __forceinline__ void join_many_rows(const DecodeArgs& args) {
+  __shared__ T weights_of_warps[kThreads / 32][DecodeArgs::most_parts];
+  const auto& call = args.call;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto number = static_cast<std::int32_t>(blockIdx.x * (kThreads / 32) + warp);
+  if (number >= args.joined) return;
+  const JoinedRow<E, T> row(args, number);
+  T* const weights = weights_of_warps[warp];
+  weigh_parts(args, row.b, row.h, row.query, row.place, weights);
+  __syncwarp();
+  for (int c = lane; c < call.d_v; c += 32) {
+    T o[kJoinSums] = {}, all = 0;
+    for (int first = 0; first < args.parts; first += kJoinSums)
+#pragma unroll
+      for (int w = 0; w < kJoinSums; ++w)
+        if (first + w < args.parts && counts(weights[first + w]))
+          o[w] += row.from[(first + w) * row.step + c] * weights[first + w];
+#pragma unroll
+    for (int w = 0; w < kJoinSums; ++w) all += o[w];
+    row.out[c * call.out.channel] = rounded_mean<E>(mean_of_parts(all, args.parts, weights, row.from + c, row.step));
   }
 }
 

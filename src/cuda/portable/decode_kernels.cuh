@@ -41,7 +41,13 @@ __global__ void __launch_bounds__(DecodeTiles<sizeof(E), kDepth, tiling>::kThrea
 
 template <class E>
 __global__ void __launch_bounds__(DecodeKernels::join_threads) join_kernel(const __grid_constant__ DecodeArgs args) {
-  join_parts<E, typename ProductsOf<E>::type::Number, DecodeKernels::join_threads>(args);
+  using T = typename ProductsOf<E>::type::Number;
+  wait_for_kernel_before();
+  // Not earlier, and not with many thread blocks of this kernel running: the next kernel's would fit on some
+  // multiprocessors only, and stay there.
+  if (gridDim.x <= kJoinsBeside) let_next_kernel_begin();
+  if (args.joined > 0) join_many_rows<E, T, DecodeKernels::join_threads>(args);
+  else join_parts<E, T, DecodeKernels::join_threads>(args);
 }
 
 template <class E, int kDepth, DecodeTiling tiling>

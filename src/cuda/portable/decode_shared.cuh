@@ -88,6 +88,9 @@ struct BlockWalk {
   rules::TileClass kind;
 
   BlockWalk() = default;
+  /// Consecutive full blocks.
+  __device__ __forceinline__ BlockWalk(std::int32_t first, std::int32_t count)
+      : run(nullptr), runs(0), blocks(count), block(first), left(count), words(-1), kind(rules::TileClass::full) {}
   /// skip: visited blocks before the part; count: blocks of the part.
   __device__ __forceinline__ BlockWalk(const DeviceRun* first, std::int32_t run_count, std::int32_t skip,
                                        std::int32_t count, int warp)
@@ -214,6 +217,32 @@ __device__ __forceinline__ rules::Word word_of_keys(const DecodeArgs& args, int 
       if (key / 64 == args.partial[n]) word = args.words[n] >> (key % 64) & rules::low_bits(kKeys);
   }
   return word;
+}
+
+/// The key blocks of a task's part, one after the other. size: keys of the batch entry.
+__device__ __forceinline__ BlockWalk<1> walk_of_task(const DecodeArgs& args, const DecodeTask& task, int size) {
+  if (!args.masked) {
+    const auto span = span_of(args, task);
+    return {span.first / 64, (span.end - span.first + 63) / 64};
+  }
+  const auto& list = group_of(args.call, task.b, 0).keys_of_query_block;
+  return {list.runs + list.start[0], static_cast<std::int32_t>(list.start[1] - list.start[0]),
+          task.part * args.part_blocks, task.part == args.parts - 1 ? 0x7fffffff : args.part_blocks, 0};
+}
+/// Are some of the block's keys hidden from some rows? word: which of them exist, in plain calls.
+__device__ __forceinline__ bool is_partial(const DecodeArgs& args, const BlockWalk<1>& at, rules::Word word) {
+  return at.more() && (args.masked ? at.partial() : word != rules::all_bits);
+}
+/// Writes the mask words of a task's rows from `first` on for that block, by one warp.
+template <int kRows>
+__device__ __forceinline__ void find_words_of_rows(const DecodeArgs& args, DecodeTask task, int first,
+                                                   const BlockWalk<1>& at, rules::Word word, rules::Word* to) {
+  if (!args.masked) {
+    if (lane_number() < kRows) to[lane_number()] = word;
+    return;
+  }
+  task.first_row += first;
+  find_few_words(args, task, kRows, at.block, at.words, to);
 }
 
 /// Copies the rows of Q, for all heads that share a key head, to their tile, by all threads. Rows and channels that do

@@ -52,9 +52,14 @@ template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1, 
 /// share of the bytes read for a batch entry.
 inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
 
-/// Where parts may depend on the batch and a head is longer than kPartBytes: the minimum bytes of a part; the most
-/// parts that a thread block joins quickly; the maximum bytes of a part if lengths may differ.
-inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20;
+/// Where parts may depend on the batch and a head is longer than kPartBytes: the minimum bytes of a part, half as many
+/// for up to 16 rows of few heads; the most parts that a thread block joins quickly; the maximum bytes of a part if
+/// lengths may differ. Heads are few, and split if they are shorter too, from so many multiprocessors for each on.
+inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20, kFewHeads = 8;
+
+/// The parts of a row are added in so many separate sums, which are then added. Up to so many rows have a thread block
+/// each that joins them, a warp for each sum; else a warp.
+inline constexpr int kJoinSums = 8, kJoinedByBlocks = 4096;
 
 /// If at most so many thread blocks join, the next kernel's thread blocks fit on every multiprocessor beside them.
 inline constexpr unsigned kJoinsBeside = 256;
