@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,25 +21,20 @@ _sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def side(group: Any) -> Any:
-    """The group itself where it takes tensors on the CPU, else one of gloo with the same processes and timeout. All
-    processes of the group call it for the first time together."""
+    """The group itself where it takes tensors on the CPU, else gloo between the same processes, with its timeout. All
+    processes of the group call it for the first time together.
+
+    It is no group of PyTorch's: each process counts those that it is in, and names new groups by the count. One that is
+    made in some processes alone would give the next group of all another name there."""
     whole = whole_of(group)
     if "cpu:" in dist.get_backend_config(whole):
         return whole
     made = _sides.get(whole)
     if made is None:
-        ranks = dist.get_process_group_ranks(whole)
-        made = lost(lambda: dist.new_group(ranks, _timeout(whole), backend="gloo", use_local_synchronization=True))
+        store = dist.PrefixStore("anyflash", dist.distributed_c10d._get_process_group_store(whole))
+        made = lost(lambda: dist.ProcessGroupGloo(store, whole.rank(), whole.size(), _timeout(whole)))
         _sides[whole] = made
-        weakref.finalize(whole, _destroy, made).atexit = False  # type: ignore[misc]
     return made
-
-
-def _destroy(group: Any) -> None:
-    try:
-        dist.destroy_process_group(group)
-    except (AssertionError, ValueError):  # all groups were destroyed before
-        pass
 
 
 def asked(group: Any, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
@@ -58,7 +55,7 @@ def asked(group: Any, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
     def answer() -> list[list[int]]:
         for work in works:
             lost(work.wait)
-        return in_order(group, [one.tolist() for one in every])
+        return [one.tolist() for one in every]
 
     return answer
 
@@ -69,19 +66,14 @@ def gathered(group: Any, numbers: Sequence[int]) -> list[list[int]]:
 
 
 def told(group: Any, mine: Any) -> list[Any]:
-    """All processes' objects, in the order of their ranks."""
-    over = side(group)
-    every: list[Any] = [None] * dist.get_world_size(over)
-    lost(lambda: dist.all_gather_object(every, mine, group=over))
-    return in_order(group, every)
-
-
-def in_order(group: Any, of_side: list[Any]) -> list[Any]:
-    """From the order of the side's ranks to that of the group's."""
-    whole, over = whole_of(group), side(group)
-    if over is whole:
-        return of_side
-    return [of_side[dist.get_group_rank(over, one)] for one in dist.get_process_group_ranks(whole)]
+    """All processes' texts, lists and numbers, in the order of their ranks."""
+    text = torch.frombuffer(bytearray(json.dumps(mine), "utf-8"), dtype=torch.uint8)
+    sizes = [size for (size,) in gathered(group, [len(text)])]
+    sent = text.new_zeros(max(sizes))  # a collective takes equal sizes
+    sent[: len(text)] = text
+    every = [torch.empty_like(sent) for _ in sizes]
+    lost(lambda: side(group).allgather([every], [sent]).wait())
+    return [json.loads(bytes(one[:size].tolist())) for one, size in zip(every, sizes)]
 
 
 def lost(communicate: Callable[[], _Result]) -> _Result:
@@ -118,9 +110,9 @@ def whole_of(group: Any) -> Any:
     return dist.group.WORLD if group is None else group
 
 
-def _timeout(group: Any) -> Any:
+def _timeout(group: Any) -> timedelta:
     """That of a group of GPUs; PyTorch's own default where it does not tell."""
     try:
-        return group._get_backend(torch.device("cuda")).options._timeout
+        return cast(timedelta, group._get_backend(torch.device("cuda")).options._timeout)
     except (AttributeError, RuntimeError):
-        return None
+        return cast(timedelta, dist.default_pg_timeout)
