@@ -13,6 +13,7 @@ from ._agree import step, summed
 from ._exchange import Exchange, Pending, Ready
 from ._local import Joined, Local, apart
 from ._schedule import Schedule
+from ._shares import LargeRows, Rows, Sums
 
 
 class Call(NamedTuple):
@@ -52,21 +53,30 @@ class AttentionByKeys(torch.autograd.Function):
                 joined.add(one.part.rows, *call.local.forward(one, q, k_here, v_here, bias, call.slopes, sink))
         out, row_sum, row_max = joined.finish(sink)
         lse = row_max + row_sum.log() if call.needs_lse else None
-        ctx.call = call
+        parts: list[Sums] = []
+        ctx.call, ctx.large, ctx.last = call, None, len(last)
+        if lse is not None and (len(joined.parts) > 1 or sink is not None):
+            ctx.large = LargeRows(lse, q.dtype)
+            parts = joined.parts if ctx.large.may_become() else []
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(row_sum, row_max)
-        ctx.save_for_backward(q, k, v, bias, sink, out, lse, *last)
+        sums = [x for one in (Sums(row_sum, row_max), *parts) for x in one]
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse, *last, *sums)
         return out, row_sum, row_max, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Any, _: Any, __: Any, dlse: Any) -> Any:
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        saved, last, sums = saved[:7], saved[7 : 7 + ctx.last], saved[7 + ctx.last :]
+        whole, *parts = (Sums(*pair) for pair in zip(sums[::2], sums[1::2]))
+        if parts and not ctx.large.may_be():
+            parts = []
         out = saved[5]
         # Without a gradient too: the others may have one, and wait for this process.
         dout = torch.zeros_like(out) if dout is None else in_memory(dout)
         dlse = None if dlse is None else in_memory(dlse)
         wanted = ctx.needs_input_grad
-        return *once(_backward, ctx.call, wanted, dout, dlse, *saved), None, None
+        return *once(_backward, ctx.call, wanted, Rows(dout, dlse, saved[6]), whole, parts, last, *saved[:6]), None, None
 
 
 def _stages_back(
@@ -137,9 +147,10 @@ class _Sum:
 
 
 def _backward(
-    call: Call, wanted: Any, dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
-    out: Tensor, lse: Tensor, *last: Tensor,
+    call: Call, wanted: Any, rows: Rows, whole: Sums, parts: list[Sums], last: tuple[Tensor, ...], q: Tensor, k: Tensor,
+    v: Tensor, bias: Any, sink: Any, out: Tensor,
 ) -> Any:  # fmt: skip
+    """parts: of each local call in the forward pass' order, if there may be rows with a large lse."""
     local, stages, count, check = call.local, len(call.stages()), 0, None
     if call.schedule.stages or sink is not None or call.shared_bias:  # the same in all processes
         count, check = step(call.group, f"the backward pass of call {call.number}")
@@ -152,9 +163,10 @@ def _backward(
     returning: Pending | None = None
     for number, k_here, v_here in _stages_back(exchange, stages, k, v, last):
         of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
-        for one in local.calls(number):
-            part = one.part
-            made = local.backward(one, bits, dout, dlse, (q, bias, out, lse), k_here, v_here, call.slopes)
+        calls = local.calls(number)
+        for i, one in enumerate(calls, sum(len(local.calls(before)) for before in range(-1, number))):
+            part, sums = one.part, (whole, parts[i]) if parts else None
+            made = local.backward(one, bits, rows, (q, bias, out), k_here, v_here, call.slopes, sums)
             if wanted[0]:
                 dq.add(part.rows, made[0])
             for total, gradient in zip(of_stage if of_keys else [], made[1:3]):
@@ -170,7 +182,7 @@ def _backward(
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
-    dsink = _sink_gradient(call, sink, dout, dlse, out, lse) if wanted[4] else None
+    dsink = _sink_gradient(call, sink, rows, whole, out) if wanted[4] else None
     dk, dv = (total.finish() if wanted[i + 1] else None for i, total in enumerate(own))
     return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
 
@@ -185,9 +197,11 @@ def _add_returned(own: list[_Sum], returning: Pending | None) -> None:
             at += count
 
 
-def _sink_gradient(call: Call, sink: Tensor, dout: Tensor, dlse: Any, out: Tensor, lse: Tensor) -> Tensor:
+def _sink_gradient(call: Call, sink: Tensor, rows: Rows, whole: Sums, out: Tensor) -> Tensor:
     """The sink has no value: more of its weight means less of out, and a greater lse. Summed over all processes."""
-    share = torch.where(lse > -torch.inf, (sink.to(lse.dtype)[:, None] - lse).exp(), 0.0)
+    dout, dlse, lse = rows
+    share = (sink.to(lse.dtype)[:, None] - whole.row_max).exp() / whole.row_sum
+    share = torch.where(lse > -torch.inf, share, 0.0)
     change = -(dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).reshape(lse.shape)
     if dlse is not None:
         change = change + dlse

@@ -15,6 +15,7 @@ from ._exchange import as_given, new_keys
 from ._parts import Part, own_parts, stage_parts
 from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
+from ._shares import Rows, Sums, of_part
 
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 # The sink of each part, of a call with a sink: too small to weigh anything. It tells rows whose visible logits are all
@@ -83,19 +84,22 @@ class Local:
         return made
 
     def backward(
-        self, call: LocalCall, wanted: int, dout: Tensor, dlse: Tensor | None, saved: tuple[Any, ...], k: Tensor,
-        v: Tensor, slopes: Tensor | None,
+        self, call: LocalCall, wanted: int, given: Rows, saved: tuple[Any, ...], k: Tensor, v: Tensor,
+        slopes: Tensor | None, sums: tuple[Sums, Sums] | None,
     ) -> Any:  # fmt: skip
-        """The gradients of q, k, v and bias. saved: q, bias, and the joined out and lse."""
-        q, bias, out, lse = saved
+        """The gradients of q, k, v and bias. given: of all rows. saved: q, bias, and the joined out. sums: of all keys
+        and of the call's, if rows may have a large lse."""
+        q, bias, out = saved
         start, count = call.part.rows
-        rows = start * self.inner_q, count * self.inner_q
+        flat = start * self.inner_q, count * self.inner_q
         cut = _cut(call.part, q, k, v)
         options, _ = self._given(call, cut, None, slopes)
         self._add_plan(call, cut, options)
-        dlse = None if dlse is None else dlse.narrow(2, *rows)
-        dout, out, lse = dout.narrow(2, start, count), out.narrow(2, start, count), lse.narrow(2, *rows)
-        return _gradients(wanted, options, dout, dlse, *cut, self.bias_of(call.part, bias), None, out, lse)
+        rows = given.narrow((start, count), flat)
+        if sums is not None:
+            rows = of_part(rows, sums[0].narrow(*flat), sums[1])
+        bias, out = self.bias_of(call.part, bias), out.narrow(2, start, count)
+        return _gradients(wanted, options, rows.dout, rows.dlse, *cut, bias, None, out, rows.lse)
 
     def bias_of(self, part: Part, bias: Tensor | None) -> Tensor | None:
         """The bias of a part's queries and keys."""
@@ -175,14 +179,16 @@ class Joined:
     def __init__(self, q: Tensor, d_v: int, inner: int) -> None:
         self.q, self.d_v, self.inner = q, d_v, inner
         self.kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.parts: list[Sums] = []
         self.first: _Results | None = None  # of all queries
         self.second: list[tuple[tuple[int, int], _Results]] = []  # of other queries each
         self.sums: _Results | None = None
 
     def add(self, rows: tuple[int, int], out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
+        self.parts.append(Sums(row_sum, row_max))
         made = out, row_sum, row_max
         if self.first is None and self.sums is None and rows == (0, self.q.shape[2]):
-            self.first = made
+            self.first = out, row_sum.clone(), row_max.clone()  # changed in place
         elif self.first is not None and apart(rows, [one for one, _ in self.second]):
             self.second.append((rows, made))
         else:
@@ -212,7 +218,7 @@ class Joined:
             rows = *self.q.shape[:2], self.q.shape[2] * self.inner
             if self.first is not None:
                 out, sums, maxima = self.first
-                self.sums = out.to(self.kind), sums, maxima  # changed in place: nobody else has them
+                self.sums = out.to(self.kind), sums, maxima
             else:
                 zeros = self.q.new_zeros((*self.q.shape[:-1], self.d_v), dtype=self.kind)
                 self.sums = (

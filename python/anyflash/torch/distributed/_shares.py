@@ -1,0 +1,78 @@
+"""Backward passes of rows with a large log-sum-exp, which has lost digits that gradients need.
+
+A local kernel finds what lse lost from the sum of P over its keys, which is 1 but for that. So it must be given lse of
+these keys alone: P is then that of a softmax over them. P of all keys is the same, times the share that these keys have
+of the row's weight. All gradients are linear in the gradients of out and lse, so the share can be multiplied to those.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """What a backward pass needs of rows. dout is (batch, heads, sequence..., channels), the others have one axis for
+    the sequence and no channels."""
+
+    dout: Tensor
+    dlse: Tensor | None
+    lse: Tensor
+
+    def narrow(self, span: tuple[int, int], flat: tuple[int, int]) -> Rows:
+        """span: of the outermost dimension; flat: of the sequence."""
+        dlse = None if self.dlse is None else self.dlse.narrow(2, *flat)
+        return Rows(self.dout.narrow(2, *span), dlse, self.lse.narrow(2, *flat))
+
+
+class Sums(NamedTuple):
+    """Of the softmax of rows."""
+
+    row_sum: Tensor
+    row_max: Tensor
+
+    def narrow(self, first: int, count: int) -> Sums:
+        return Sums(self.row_sum.narrow(2, first, count), self.row_max.narrow(2, first, count))
+
+
+class LargeRows:
+    """Whether a call has rows whose lse has lost digits. On a GPU that is known later."""
+
+    def __init__(self, lse: Tensor, kind: torch.dtype) -> None:
+        self.limit = limit_of(kind)
+        self.event = None
+        self.largest = torch.linalg.vector_norm(lse, torch.inf) if lse.numel() else lse.new_zeros(())
+        if lse.is_cuda:
+            there, self.event = self.largest, torch.cuda.Event()
+            self.largest = torch.empty((), dtype=lse.dtype, pin_memory=True)
+            self.largest.copy_(there, non_blocking=True)
+            self.event.record()
+
+    def may_be(self) -> bool:
+        """True also while it is not known: what of_part makes has the same bits if there are none."""
+        known = self.event is None or self.event.query()
+        return not known or not self.largest.item() < self.limit
+
+    def may_become(self) -> bool:
+        """What may_be() can say later. It does not depend on the time."""
+        return self.event is not None or self.may_be()
+
+
+def limit_of(kind: torch.dtype) -> float:
+    """From this |lse| on local kernels look for what it lost."""
+    return 1024.0 if kind.itemsize == 2 else 32.0
+
+
+def of_part(rows: Rows, whole: Sums, part: Sums) -> Rows:
+    """What a local call on a part of the keys is given instead: in rows with a large lse that of these keys alone, and
+    their share of the gradients."""
+    dout, dlse, lse = rows
+    size = lse.abs()
+    is_large = (size >= limit_of(dout.dtype)) & (size < torch.inf)
+    share = (part.row_max - whole.row_max).exp() * (part.row_sum / whole.row_sum)
+    share = torch.where(is_large, share, 1.0)
+    weighed = torch.mul(dout, share.reshape(*dout.shape[:-1], 1), out=torch.empty_like(dout))
+    lse = torch.where(is_large, part.row_max + part.row_sum.log(), lse)
+    return Rows(weighed, None if dlse is None else dlse * share, lse)
