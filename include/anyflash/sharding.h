@@ -39,7 +39,7 @@ std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, co
 
 /// For blocks of queries (entries cuts[i] .. cuts[i + 1] - 1 of the outermost dimension) the number of keys that they
 /// see, summed over their queries: counted at `samples` spread queries of each block (one, if more would take
-/// long) and scaled up. It is the mean of all batch entries and heads. Throws Error.
+/// long) and scaled up. It is the mean of all batch entries and heads, or of 4 of many key_lengths. Throws Error.
 std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                                      Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples = 4,
                                      const std::vector<std::int64_t>& key_lengths = {});

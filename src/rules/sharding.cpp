@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t asked_entries = 2048;      // queries that are asked for together
 constexpr std::int64_t most_questions = 1 << 18;  // for more than one sample a block: about 20 ms
+constexpr std::size_t most_lengths = 4;           // for which pairs are counted
 const Int3 ones{{1, 1, 1}};
 
 /// The shapes of the whole sequences, checked with the rule.
@@ -33,6 +34,36 @@ Shapes checked_shapes(const Rule& rule, const SequenceShape& q_shape, const Sequ
   return shapes;
 }
 
+/// Can a pair of a query and a key become visible or hidden because there are more keys? The key itself exists.
+bool depends_on_length(const Node& node, Align align) {
+  if (align != Align::none_front || node.kind == NodeKind::tiles || node.kind == NodeKind::neighbourhood) return true;
+  return (node.left && depends_on_length(*node.left, align)) || (node.right && depends_on_length(*node.right, align));
+}
+
+/// Of the tables' batch entry, and its keys: the share of the call's batch entries. The longest first: what it marks, the
+/// others need not ask.
+using Lengths = std::map<std::pair<std::int64_t, std::int64_t>, double, std::greater<>>;
+
+/// Only the longest of each batch entry.
+void keep_longest(Lengths& lengths) {
+  for (auto at = lengths.begin(); at != lengths.end();) {
+    const bool first = at == lengths.begin() || std::prev(at)->first.first != at->first.first;
+    at = first ? std::next(at) : lengths.erase(at);
+  }
+}
+
+/// A few in equal distances, each with the shares of those around it.
+void keep_few(Lengths& lengths) {
+  const std::vector<Lengths::value_type> every(lengths.begin(), lengths.end());
+  if (every.size() <= most_lengths) return;
+  lengths.clear();
+  for (std::size_t i = 0; i < most_lengths; ++i) {
+    const auto first = every.size() * i / most_lengths, end = every.size() * (i + 1) / most_lengths;
+    auto& share = lengths[every[(first + end) / 2].first];
+    for (auto j = first; j < end; ++j) share += every[j].second;
+  }
+}
+
 /// The mask of some batch entries and heads.
 struct WholeMask {
   Program program;
@@ -40,20 +71,26 @@ struct WholeMask {
   double share;       ///< of the batch entries and heads
 };
 
-/// The masks of all batch entries and heads that differ.
+/// The masks of all batch entries and heads that differ. counted: of a sample of the lengths, for a mean. Else those that
+/// show what all show.
 class WholeMasks {
  public:
   WholeMasks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
-             const std::vector<std::int64_t>& key_lengths)
+             const std::vector<std::int64_t>& key_lengths, bool counted = false)
       : shapes(checked_shapes(rule, q_shape, k_shape, align)) {
     if (volume(shapes.q_size) == 0 || volume(shapes.k_size) == 0) return;
-    std::map<std::pair<std::int64_t, std::int64_t>, double> entries;  // of the tables' batch, and keys: their share
+    Lengths entries;
     if (key_lengths.empty()) {
       for (std::int64_t b = 0; b < shapes.batch; ++b) entries[{b, k_shape[0]}] = 1.0 / double(shapes.batch);
     } else {
       check_lengths(key_lengths, k_shape);
       for (std::size_t b = 0; b < key_lengths.size(); ++b)
         entries[{shapes.batch > 1 ? b : 0, key_lengths[b]}] += 1.0 / double(key_lengths.size());
+      if (counted) {
+        keep_few(entries);
+      } else if (!depends_on_length(rule.node(), align)) {
+        keep_longest(entries);
+      }
     }
     for (const auto& [entry, share] : entries) {
       const auto [b, keys] = entry;
@@ -212,7 +249,7 @@ std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_sh
                                      Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples,
                                      const std::vector<std::int64_t>& key_lengths) {
   using namespace rules;
-  const WholeMasks masks(rule, q_shape, k_shape, align, key_lengths);
+  const WholeMasks masks(rule, q_shape, k_shape, align, key_lengths, true);
   check_cuts("cuts", cuts, q_shape[0]);
   const auto& size = masks.shapes.q_size;
   const auto inner = volume(size) / std::max(1, size[masks.outer()]);

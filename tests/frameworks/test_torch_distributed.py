@@ -118,7 +118,8 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.f
             scale = true.abs().max()
             torch.testing.assert_close(one.double() / scale, true / scale, rtol=0, atol=tolerance, msg=lambda line: f"{dtype} {unit} {name} {line}")
 """
-LARGE_LOGITS = """
+LARGE_LOGITS = (
+    """
 def textbook(q, k, v, bias, sink):
     logits = (q @ k.mT + bias).masked_fill(torch.ones(48, 48, dtype=torch.bool, device=device).triu(1), -torch.inf)
     every = logits if sink is None else torch.cat([logits, sink.reshape(1, 2, 1, 1).expand(1, 2, 48, 1)], -1)
@@ -127,7 +128,10 @@ def textbook(q, k, v, bias, sink):
 of_parts = attention
 def attention(q, k, v, bias, sink):
     return of_parts(q, k, v, bias=bias, sink=sink, rule=af.causal(), scale=1.0, return_lse=True, exchange="keys")
-""" + LARGE_LOGITS + "attention = of_parts\n"
+"""
+    + LARGE_LOGITS
+    + "attention = of_parts\n"
+)
 
 # One process has a loss of out, the other of lse: both take part in every exchange.
 OTHER_LOSSES = """
@@ -269,7 +273,21 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
     "processes, programs",
     [
         (1, [GRAPHS]),
-        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, LOW_LOGITS, LARGE_LOGITS, MANY_STAGES, OWN_MESSAGES, GRAPHS]),
+        (
+            2,
+            [
+                FLOAT32,
+                SAME_BITS,
+                SHARD,
+                ACCURACY,
+                OTHER_LOSSES,
+                LOW_LOGITS,
+                LARGE_LOGITS,
+                MANY_STAGES,
+                OWN_MESSAGES,
+                GRAPHS,
+            ],
+        ),
         (4, [GROUPS, ACCURACY, OTHER_LOSSES, LARGE_LOGITS, NOT_FINITE, BESIDE, BY_COLLECTIVE, MANY_STAGES]),
     ],
 )

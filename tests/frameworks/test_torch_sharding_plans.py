@@ -1,13 +1,14 @@
 """What plan_sharding plans, without processes: balance, few pieces, little traffic, in little time."""
 
 import time
+from collections import OrderedDict
 
 import anyflash as af
 import numpy as np
 import pytest
 import torch
 from anyflash import _core
-from anyflash.torch.distributed import _planner, plan_sharding
+from anyflash.torch.distributed import _planner, _schedule, plan_sharding
 from anyflash.torch.distributed._parts import stage_parts
 from anyflash.torch.distributed._pieces import merged
 from anyflash.torch.distributed._schedule import Costs, schedule_of
@@ -140,3 +141,29 @@ def test_keys_of_several_processes_come_at_once_where_they_are_few():
     plan = plan_sharding(af.full(), 1 << 14, ranks=4)
     assert len(stages_of(plan, 1e-5, 1e-9, 1e-3, 8192)) == 1  # three messages and calls would take longer
     assert len(stages_of(plan, 1e-5, 1e-9, 1e-3, 1 << 20)) == 3  # too many bytes for one
+
+
+def test_kept_schedules_are_bounded_by_bytes(monkeypatch):
+    monkeypatch.setattr(_schedule, "_kept", OrderedDict())
+    monkeypatch.setattr(_schedule, "_MOST_BYTES", 1 << 20)
+    for n in range(2, 40):
+        ids = torch.arange(1 << 14) // n if n != 20 else torch.arange(1 << 19)  # one that is larger than all may be
+        plan = plan_sharding(af.documents(ids), len(ids), ranks=2)
+        made = schedule_of(plan.rule, "none_front", plan._layout)
+        assert made.bytes > 4 * len(ids) and made is schedule_of(plan.rule, "none_front", plan._layout)
+        assert len(_schedule._kept) == 1 or sum(one.bytes for one in _schedule._kept.values()) <= 1 << 20
+    assert 4 < len(_schedule._kept) < 16
+
+
+def test_new_key_lengths_take_little_time():
+    """Of many entries, in a call that would take seconds."""
+    rule, lengths = af.documents(torch.arange(MILLION) // 5000) & af.causal(), list(range(MILLION - 64, MILLION))
+    plan, costs = plan_sharding(rule, MILLION, ranks=8), Costs(2e-5, 1e-9, 8192, 1e-12, 1e-4)
+    times = []
+    for last in range(3):
+        lengths[-1] -= last
+        start = time.perf_counter()
+        made = schedule_of(rule, "none_front", plan._layout, None, lengths, costs)
+        stage_parts(rule, "none_front", plan._layout, plan._layout.queries[0], made.stages[0].keys(0), lengths)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.15  # 35 ms here; 1500 with the masks of all lengths

@@ -76,7 +76,11 @@ class AttentionByKeys(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else in_memory(dout)
         dlse = None if dlse is None else in_memory(dlse)
         wanted = ctx.needs_input_grad
-        return *once(_backward, ctx.call, wanted, Rows(dout, dlse, saved[6]), whole, parts, last, *saved[:6]), None, None
+        return (
+            *once(_backward, ctx.call, wanted, Rows(dout, dlse, saved[6]), whole, parts, last, *saved[:6]),
+            None,
+            None,
+        )
 
 
 def _stages_back(

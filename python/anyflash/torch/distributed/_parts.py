@@ -53,15 +53,13 @@ def stage_parts(
     k_cuts = sorted({0, layout.k_shape[0], *(end for first, count in keys for end in (first, first + count))})
     found = _core.seen_blocks(rule, layout.q_shape, layout.k_shape, align, q_cuts, k_cuts, lengths or ())
     seen = np.frombuffer(found, np.uint8).reshape(len(q_cuts) - 1, len(k_cuts) - 1)
+    of_blocks = seen[np.searchsorted(q_cuts, [first for first, _ in blocks])]
+    ends = np.cumsum([count for _, count in blocks])
     for part in whole:
         columns = [i for first, count in part.keys for i in range(*np.searchsorted(k_cuts, (first, first + count)))]
-        ranges: list[Piece] = []
-        row = 0
-        for first, count in blocks:
-            inside = part.rows[0] <= row < sum(part.rows)
-            if inside and seen[np.searchsorted(q_cuts, first)][columns].any():
-                ranges.append((row, count))
-            row += count
+        inside = (part.rows[0] < ends) & (ends <= sum(part.rows))
+        found = np.flatnonzero(inside & of_blocks[:, columns].any(1))
+        ranges = [(int(ends[i]) - blocks[i][1], blocks[i][1]) for i in found]
         most = _MOST_CALLS if len(part.queries) > 1 or len(layout.q_shape) == 1 else 1
         for rows in _joined(ranges, most):
             own = cut(part.queries, rows[0] - part.rows[0], rows[1])

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from ... import _core
 from ._pieces import Pieces, common, count_of, cut, merged
 
-_MOST_KEPT = 64
+_MOST_KEPT, _MOST_BYTES = 64, 64 << 20  # schedules, and what they hold together
+_PIECE_BYTES = 320  # of a piece of keys here, and of those that are made of it: parts and messages
 _AT_ONCE = 128 << 20  # bytes of keys and values that a stage may bring although they are more than the own ones
 _kept: OrderedDict[Any, Schedule] = OrderedDict()
 _lock = threading.Lock()
@@ -51,6 +52,7 @@ class Schedule(NamedTuple):
     parts: dict[tuple[int, int], Any]  # (rank, stage): the local calls, as they are asked for
     routes: dict[tuple[int, int], Any]  # (rank, stage): the messages, the same
     rule: Any = None  # with tables of its own, so that what is made of it stays right; None: not kept
+    bytes: int = 0  # that it holds, about, with what will be added to it
 
     def most_received(self) -> int:
         """Keys of the process that receives most."""
@@ -74,8 +76,8 @@ def schedule_of(
     lengths: list[int] | None = None,
     costs: Costs | None = None,
 ) -> Schedule:
-    """The exchange of a call, cached by the rule, the layout, the keys' lengths and the costs. A dense mask is read each
-    time instead. costs: those by which the number of stages is chosen; without them it is the least."""
+    """The exchange of a call. The last ones are kept, by the rule, the layout, the keys' lengths and the costs. A dense
+    mask is read each time instead. costs: those by which the number of stages is chosen; without them it is the least."""
     entries, key = tuple(lengths or ()), None
     if "dense(" not in str(rule):
         key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout, costs, entries
@@ -86,12 +88,19 @@ def schedule_of(
     made = _new_schedule(rule, align, layout, costs, entries)
     if key is not None:
         own = _core.parse_rule(*rule.__reduce__()[1]) if rule._parts[1] else rule
-        made = made._replace(rule=own)
+        made = made._replace(rule=own, bytes=_bytes_of(made, own))
         with _lock:
             _kept[key] = made
-            while len(_kept) > _MOST_KEPT:
+            while len(_kept) > 1 and (
+                len(_kept) > _MOST_KEPT or sum(one.bytes for one in _kept.values()) > _MOST_BYTES
+            ):
                 _kept.popitem(last=False)
     return made
+
+
+def _bytes_of(schedule: Schedule, rule: Any) -> int:
+    lists = [*schedule.seen, *(pieces for stage in schedule.stages for pieces in stage.transfers.values())]
+    return _PIECE_BYTES * sum(map(len, lists)) + sum(table.nbytes for table in rule._parts[1].values())
 
 
 def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None, lengths: tuple[int, ...]) -> Schedule:
@@ -156,8 +165,8 @@ def _pairs(rule: Any, align: str, layout: Layout, lengths: tuple[int, ...]) -> l
     owners = sorted((first, count, rank) for rank, pieces in enumerate(layout.queries) for first, count in pieces)
     each = max(1, 256 // len(owners))
     cuts = [0, *[first + count * i // each for first, count, _ in owners for i in range(1, each + 1)]]
-    made = [0.0] * len(layout.queries)
-    visible = _core.visible_by_block(rule, layout.q_shape, layout.k_shape, align, cuts, 4, lengths)
+    made, samples = [0.0] * len(layout.queries), 1 if lengths else 4
+    visible = _core.visible_by_block(rule, layout.q_shape, layout.k_shape, align, cuts, samples, lengths)
     for i, found in enumerate(visible):
         made[owners[i // each][2]] += found
     return made
