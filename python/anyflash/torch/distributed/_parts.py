@@ -58,8 +58,8 @@ def stage_parts(
     for part in whole:
         columns = [i for first, count in part.keys for i in range(*np.searchsorted(k_cuts, (first, first + count)))]
         inside = (part.rows[0] < ends) & (ends <= sum(part.rows))
-        found = np.flatnonzero(inside & of_blocks[:, columns].any(1))
-        ranges = [(int(ends[i]) - blocks[i][1], blocks[i][1]) for i in found]
+        see = np.flatnonzero(inside & of_blocks[:, columns].any(1))
+        ranges = [(int(ends[i]) - blocks[i][1], blocks[i][1]) for i in see]
         most = _MOST_CALLS if len(part.queries) > 1 or len(layout.q_shape) == 1 else 1
         for rows in _joined(ranges, most):
             own = cut(part.queries, rows[0] - part.rows[0], rows[1])

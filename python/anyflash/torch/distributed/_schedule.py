@@ -100,7 +100,8 @@ def schedule_of(
 
 def _bytes_of(schedule: Schedule, rule: Any) -> int:
     lists = [*schedule.seen, *(pieces for stage in schedule.stages for pieces in stage.transfers.values())]
-    return _PIECE_BYTES * sum(map(len, lists)) + sum(table.nbytes for table in rule._parts[1].values())
+    tables: int = sum(table.nbytes for table in rule._parts[1].values())
+    return _PIECE_BYTES * sum(map(len, lists)) + tables
 
 
 def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None, lengths: tuple[int, ...]) -> Schedule:
