@@ -13,7 +13,7 @@ from ._agree import step, summed
 from ._exchange import Exchange, Pending, Ready
 from ._local import Joined, Local, apart
 from ._schedule import Schedule
-from ._shares import LargeRows, Rows, Sums
+from ._shares import LargeRows, Rows, Shares, Sums
 
 
 class Call(NamedTuple):
@@ -67,27 +67,21 @@ class AttentionByKeys(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, _: Any, __: Any, dlse: Any) -> Any:
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
-        saved, last, sums = saved[:7], saved[7 : 7 + ctx.last], saved[7 + ctx.last :]
-        whole, *parts = (Sums(*pair) for pair in zip(sums[::2], sums[1::2]))
-        if parts and not ctx.large.may_be():
-            parts = []
-        out = saved[5]
+        q, k, v, bias, sink, out, lse = saved[:7]
+        last, sums = saved[7 : 7 + ctx.last], saved[7 + ctx.last :]
+        whole, *parts = map(Sums, sums[::2], sums[1::2])
         # Without a gradient too: the others may have one, and wait for this process.
         dout = torch.zeros_like(out) if dout is None else in_memory(dout)
-        dlse = None if dlse is None else in_memory(dlse)
-        wanted = ctx.needs_input_grad
-        return (
-            *once(_backward, ctx.call, wanted, Rows(dout, dlse, saved[6]), whole, parts, last, *saved[:6]),
-            None,
-            None,
-        )
+        rows = Rows(dout, None if dlse is None else in_memory(dlse), lse)
+        kept = rows, Shares(ctx.large, whole, parts), last
+        return *once(_backward, ctx.call, ctx.needs_input_grad, kept, q, k, v, bias, sink, out), None, None
 
 
 def _stages_back(
     exchange: Exchange, stages: int, k: Tensor, v: Tensor, last: tuple[Tensor, ...]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The keys of stages by their numbers, the own ones under -1. The last stage first, whose keys the forward pass has left, and the own keys at the end: so there is work beside
-    the first message and beside the last."""
+    """The keys of stages by their numbers, the own ones under -1. The last stage comes first, whose keys the forward pass
+    has left, and the own keys at the end: so there is work beside the first message and beside the last."""
     if stages:
         yield from _in_turn(exchange, k, v, stages - 1, (stages - 1, *last))
     yield -1, k, v
@@ -151,10 +145,10 @@ class _Sum:
 
 
 def _backward(
-    call: Call, wanted: Any, rows: Rows, whole: Sums, parts: list[Sums], last: tuple[Tensor, ...], q: Tensor, k: Tensor,
-    v: Tensor, bias: Any, sink: Any, out: Tensor,
+    call: Call, wanted: Any, kept: tuple[Rows, Shares, tuple[Tensor, ...]], q: Tensor, k: Tensor, v: Tensor, bias: Any,
+    sink: Any, out: Tensor,
 ) -> Any:  # fmt: skip
-    """parts: of each local call in the forward pass' order, if there may be rows with a large lse."""
+    rows, shares, last = kept
     local, stages, count, check = call.local, len(call.stages()), 0, None
     if call.schedule.stages or sink is not None or call.shared_bias:  # the same in all processes
         count, check = step(call.group, f"the backward pass of call {call.number}")
@@ -167,10 +161,9 @@ def _backward(
     returning: Pending | None = None
     for number, k_here, v_here in _stages_back(exchange, stages, k, v, last):
         of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
-        calls = local.calls(number)
-        for i, one in enumerate(calls, sum(len(local.calls(before)) for before in range(-1, number))):
-            part, sums = one.part, (whole, parts[i]) if parts else None
-            made = local.backward(one, bits, rows, (q, bias, out), k_here, v_here, call.slopes, sums)
+        for i, one in enumerate(local.calls(number)):
+            part = one.part
+            made = local.backward(number, i, bits, rows, (q, bias, out), k_here, v_here, call.slopes, shares)
             if wanted[0]:
                 dq.add(part.rows, made[0])
             for total, gradient in zip(of_stage if of_keys else [], made[1:3]):
@@ -186,7 +179,7 @@ def _backward(
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
-    dsink = _sink_gradient(call, sink, rows, whole, out) if wanted[4] else None
+    dsink = _sink_gradient(call, sink, rows, shares.whole, out) if wanted[4] else None
     dk, dv = (total.finish() if wanted[i + 1] else None for i, total in enumerate(own))
     return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
 

@@ -15,7 +15,7 @@ from ._exchange import as_given, new_keys
 from ._parts import Part, own_parts, stage_parts
 from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
-from ._shares import Rows, Sums, of_part
+from ._shares import Rows, Shares, Sums
 
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 # The sink of each part, of a call with a sink: too small to weigh anything. It tells rows whose visible logits are all
@@ -84,20 +84,19 @@ class Local:
         return made
 
     def backward(
-        self, call: LocalCall, wanted: int, given: Rows, saved: tuple[Any, ...], k: Tensor, v: Tensor,
-        slopes: Tensor | None, sums: tuple[Sums, Sums] | None,
+        self, number: int, i: int, wanted: int, rows: Rows, saved: tuple[Any, ...], k: Tensor, v: Tensor,
+        slopes: Tensor | None, shares: Shares,
     ) -> Any:  # fmt: skip
-        """The gradients of q, k, v and bias. given: of all rows. saved: q, bias, and the joined out. sums: of all keys
-        and of the call's, if rows may have a large lse."""
+        """The gradients of q, k, v and bias of call i of a stage. rows: all. saved: q, bias, and the joined out."""
+        call = self.calls(number)[i]
         q, bias, out = saved
         start, count = call.part.rows
         flat = start * self.inner_q, count * self.inner_q
         cut = _cut(call.part, q, k, v)
         options, _ = self._given(call, cut, None, slopes)
         self._add_plan(call, cut, options)
-        rows = given.narrow((start, count), flat)
-        if sums is not None:
-            rows = of_part(rows, sums[0].narrow(*flat), sums[1])
+        calls_before = sum(len(self.calls(before)) for before in range(-1, number))
+        rows = shares.of_call(calls_before + i, rows.narrow((start, count), flat), flat)
         bias, out = self.bias_of(call.part, bias), out.narrow(2, start, count)
         return _gradients(wanted, options, rows.dout, rows.dlse, *cut, bias, None, out, rows.lse)
 

@@ -60,14 +60,28 @@ class LargeRows:
         return self.event is not None or self.may_be()
 
 
+class Shares(NamedTuple):
+    """What a call keeps for the rows with a large lse of its backward pass."""
+
+    large: LargeRows | None  # None: lse of the local calls is that of the call
+    whole: Sums
+    parts: list[Sums]  # of each local call, in the forward pass' order; none if there are no such rows
+
+    def of_call(self, i: int, rows: Rows, flat: tuple[int, int]) -> Rows:
+        """What local call i is given. flat: which rows of the call these are."""
+        if self.large is None or not self.parts or not self.large.may_be():
+            return rows
+        return of_part(rows, self.whole.narrow(*flat), self.parts[i])
+
+
 def limit_of(kind: torch.dtype) -> float:
     """From this |lse| on local kernels look for what it lost."""
     return 1024.0 if kind.itemsize == 2 else 32.0
 
 
 def of_part(rows: Rows, whole: Sums, part: Sums) -> Rows:
-    """What a local call on a part of the keys is given instead: in rows with a large lse that of these keys alone, and
-    their share of the gradients."""
+    """For a call on a part of the keys: in rows with a large lse that of these keys alone, and their share of the
+    gradients."""
     dout, dlse, lse = rows
     size = lse.abs()
     is_large = (size >= limit_of(dout.dtype)) & (size < torch.inf)
