@@ -7,11 +7,11 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 _Result = TypeVar("_Result")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -110,9 +110,9 @@ def whole_of(group: Any) -> Any:
     return dist.group.WORLD if group is None else group
 
 
-def _timeout(group: Any) -> timedelta:
+def _timeout(group: Any) -> Any:
     """That of a group of GPUs; PyTorch's own default where it does not tell."""
     try:
-        return cast(timedelta, group._get_backend(torch.device("cuda")).options._timeout)
+        return group._get_backend(torch.device("cuda")).options._timeout
     except (AttributeError, RuntimeError):
-        return cast(timedelta, dist.default_pg_timeout)
+        return default_pg_timeout
