@@ -44,7 +44,7 @@ class AttentionByKeys(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
-        joined = Joined(q, v.shape[-1], call.local.inner_q)
+        joined = Joined(q, v.shape[-1], call.local.inner_q, any(ctx.needs_input_grad))
         last: tuple[Tensor, ...] = ()
         exchange, stages = call.exchange(call.number), len(call.stages())
         for number, k_here, v_here in _in_turn(exchange, k, v, stages, (-1, k, v), first):
@@ -55,7 +55,7 @@ class AttentionByKeys(torch.autograd.Function):
         lse = row_max + row_sum.log() if call.needs_lse else None
         parts: list[Sums] = []
         ctx.call, ctx.large, ctx.last = call, None, len(last)
-        if lse is not None and (len(joined.parts) > 1 or sink is not None):
+        if lse is not None and (len(joined.parts) > 1 or (joined.parts and sink is not None)):
             ctx.large = LargeRows(lse, q.dtype)
             parts = joined.parts if ctx.large.may_become() else []
         ctx.set_materialize_grads(False)

@@ -175,19 +175,20 @@ class Joined:
     (row_max, row_sum) of each part they are exact, where a large log-sum-exp would have lost its digits. Results of two
     parts are rounded to the queries' type once, and kept in it until then."""
 
-    def __init__(self, q: Tensor, d_v: int, inner: int) -> None:
-        self.q, self.d_v, self.inner = q, d_v, inner
+    def __init__(self, q: Tensor, d_v: int, inner: int, keeps_parts: bool) -> None:
+        self.q, self.d_v, self.inner, self.keeps_parts = q, d_v, inner, keeps_parts
         self.kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.parts: list[Sums] = []
+        self.parts: list[Sums] = []  # of each, if they are kept; the first one's own are changed in place
         self.first: _Results | None = None  # of all queries
         self.second: list[tuple[tuple[int, int], _Results]] = []  # of other queries each
         self.sums: _Results | None = None
 
     def add(self, rows: tuple[int, int], out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
-        self.parts.append(Sums(row_sum, row_max))
+        if self.keeps_parts:
+            self.parts.append(Sums(row_sum.clone(), row_max.clone()) if not self.parts else Sums(row_sum, row_max))
         made = out, row_sum, row_max
         if self.first is None and self.sums is None and rows == (0, self.q.shape[2]):
-            self.first = out, row_sum.clone(), row_max.clone()  # changed in place
+            self.first = made
         elif self.first is not None and apart(rows, [one for one, _ in self.second]):
             self.second.append((rows, made))
         else:
@@ -217,7 +218,7 @@ class Joined:
             rows = *self.q.shape[:2], self.q.shape[2] * self.inner
             if self.first is not None:
                 out, sums, maxima = self.first
-                self.sums = out.to(self.kind), sums, maxima
+                self.sums = out.to(self.kind), sums, maxima  # changed in place: nobody else has them
             else:
                 zeros = self.q.new_zeros((*self.q.shape[:-1], self.d_v), dtype=self.kind)
                 self.sums = (
