@@ -21,6 +21,8 @@ def check_join(device):
     ):
         for shape, channels, layout in (
             ((37,), 128, "bshd"),
+            ((37,), 72, "bhsd"),  # 9 times 16 bytes
+            ((11,), 256, "bhsd"),
             ((5, 9), 20, "bhsd"),
             ((3, 4, 5), 7, "bhds"),
             ((40,), 1, "bhsd"),
