@@ -57,7 +57,8 @@ class AttentionByKeys(torch.autograd.Function):
         ctx.call, ctx.large, ctx.last = call, None, len(last)
         if lse is not None and (len(joined.parts) > 1 or (joined.parts and sink is not None)):
             ctx.large = LargeRows(lse, q.dtype)
-            parts = joined.parts if ctx.large.may_become() else []
+            # On a GPU in any case: a checkpoint has to save as much each time.
+            parts = joined.parts if lse.is_cuda or ctx.large.there() else []
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(row_sum, row_max)
         sums = [x for one in (Sums(row_sum, row_max), *parts) for x in one]

@@ -95,10 +95,13 @@ class Local:
         cut = _cut(call.part, q, k, v)
         options, _ = self._given(call, cut, None, slopes)
         self._add_plan(call, cut, options)
-        calls_before = sum(len(self.calls(before)) for before in range(-1, number))
-        rows = shares.of_call(calls_before + i, rows.narrow((start, count), flat), flat)
         bias, out = self.bias_of(call.part, bias), out.narrow(2, start, count)
-        return _gradients(wanted, options, rows.dout, rows.dlse, *cut, bias, None, out, rows.lse)
+
+        def made_of(rows: Rows) -> Any:
+            return _gradients(wanted, options, rows.dout, rows.dlse, *cut, bias, None, out, rows.lse)
+
+        before = sum(len(self.calls(one)) for one in range(-1, number))
+        return shares.gradients(before + i, rows.narrow((start, count), flat), flat, made_of)
 
     def bias_of(self, part: Part, bias: Tensor | None) -> Tensor | None:
         """The bias of a part's queries and keys."""

@@ -7,7 +7,8 @@ of the row's weight. All gradients are linear in the gradients of out and lse, s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,26 +39,27 @@ class Sums(NamedTuple):
 
 
 class LargeRows:
-    """Whether a call has rows whose lse has lost digits. On a GPU that is known later."""
+    """Whether a call has rows whose lse has lost digits. On a GPU that is known when its forward pass is done there."""
 
     def __init__(self, lse: Tensor, kind: torch.dtype) -> None:
         self.limit = limit_of(kind)
         self.event = None
-        self.largest = torch.linalg.vector_norm(lse, torch.inf) if lse.numel() else lse.new_zeros(())
+        sizes = lse.nan_to_num(0.0, 0.0, 0.0)
+        self.largest = torch.linalg.vector_norm(sizes, torch.inf) if lse.numel() else lse.new_zeros(())
         if lse.is_cuda:
             there, self.event = self.largest, torch.cuda.Event()
             self.largest = torch.empty((), dtype=lse.dtype, pin_memory=True)
             self.largest.copy_(there, non_blocking=True)
             self.event.record()
 
-    def may_be(self) -> bool:
-        """True also while it is not known: what of_part makes has the same bits if there are none."""
-        known = self.event is None or self.event.query()
-        return not known or not self.largest.item() < self.limit
+    def known(self) -> bool:
+        return self.event is None or bool(self.event.query())
 
-    def may_become(self) -> bool:
-        """What may_be() can say later. It does not depend on the time."""
-        return self.event is not None or self.may_be()
+    def there(self) -> bool:
+        """Waits until it is known."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.largest.item() >= self.limit
 
 
 class Shares(NamedTuple):
@@ -67,11 +69,16 @@ class Shares(NamedTuple):
     whole: Sums
     parts: list[Sums]  # of each local call, in the forward pass' order; none if there are no such rows
 
-    def of_call(self, i: int, rows: Rows, flat: tuple[int, int]) -> Rows:
-        """What local call i is given. flat: which rows of the call these are."""
-        if self.large is None or not self.parts or not self.large.may_be():
-            return rows
-        return of_part(rows, self.whole.narrow(*flat), self.parts[i])
+    def gradients(self, i: int, rows: Rows, flat: tuple[int, int], made_of: Callable[[Rows], Any]) -> Any:
+        """made_of(rows) of local call i, which has these rows of the whole. While it is not known whether there are large
+        ones, a GPU may work as if there were none."""
+        if self.large is None or not self.parts:
+            return made_of(rows)
+        if not (self.large.known() and self.large.there()):
+            made = made_of(rows)
+            if not self.large.there():
+                return made
+        return made_of(of_part(rows, self.whole.narrow(*flat), self.parts[i]))
 
 
 def limit_of(kind: torch.dtype) -> float:
