@@ -59,7 +59,7 @@ class LargeRows:
         """Waits until it is known."""
         if self.event is not None:
             self.event.synchronize()
-        return self.largest.item() >= self.limit
+        return bool(self.largest >= self.limit)
 
 
 class Shares(NamedTuple):
