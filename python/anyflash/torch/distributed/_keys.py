@@ -58,7 +58,7 @@ class AttentionByKeys(torch.autograd.Function):
         if lse is not None and (len(joined.parts) > 1 or (joined.parts and sink is not None)):
             ctx.large = LargeRows(lse, q.dtype)
             # On a GPU in any case: a checkpoint has to save as much each time.
-            parts = joined.parts if lse.is_cuda or ctx.large.there() else []
+            parts = joined.parts if lse.is_cuda or ctx.large.any() else []
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(row_sum, row_max)
         sums = [x for one in (Sums(row_sum, row_max), *parts) for x in one]

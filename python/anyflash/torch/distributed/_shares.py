@@ -47,15 +47,15 @@ class LargeRows:
         sizes = lse.nan_to_num(0.0, 0.0, 0.0)
         self.largest = torch.linalg.vector_norm(sizes, torch.inf) if lse.numel() else lse.new_zeros(())
         if lse.is_cuda:
-            there, self.event = self.largest, torch.cuda.Event()
+            on_gpu, self.event = self.largest, torch.cuda.Event()
             self.largest = torch.empty((), dtype=lse.dtype, pin_memory=True)
-            self.largest.copy_(there, non_blocking=True)
+            self.largest.copy_(on_gpu, non_blocking=True)
             self.event.record()
 
     def known(self) -> bool:
         return self.event is None or bool(self.event.query())
 
-    def there(self) -> bool:
+    def any(self) -> bool:
         """Waits until it is known."""
         if self.event is not None:
             self.event.synchronize()
@@ -74,9 +74,9 @@ class Shares(NamedTuple):
         ones, a GPU may work as if there were none."""
         if self.large is None or not self.parts:
             return made_of(rows)
-        if not (self.large.known() and self.large.there()):
+        if not (self.large.known() and self.large.any()):
             made = made_of(rows)
-            if not self.large.there():
+            if not self.large.any():
                 return made
         return made_of(of_part(rows, self.whole.narrow(*flat), self.parts[i]))
 
