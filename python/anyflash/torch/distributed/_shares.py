@@ -50,7 +50,7 @@ class LargeRows:
             on_gpu, self.event = self.largest, torch.cuda.Event()
             self.largest = torch.empty((), dtype=lse.dtype, pin_memory=True)
             self.largest.copy_(on_gpu, non_blocking=True)
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(lse.device))
 
     def known(self) -> bool:
         return self.event is None or bool(self.event.query())
