@@ -82,7 +82,7 @@ class Shares(NamedTuple):
 
 
 def limit_of(kind: torch.dtype) -> float:
-    """From this |lse| on local kernels look for what it lost."""
+    """From this |lse| on what it lost is more than the type's own rounding."""
     return 1024.0 if kind.itemsize == 2 else 32.0
 
 
