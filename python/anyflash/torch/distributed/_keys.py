@@ -13,7 +13,8 @@ from ._agree import step, summed
 from ._exchange import Exchange, Pending, Ready
 from ._local import Joined, Local, apart
 from ._schedule import Schedule
-from ._shares import LargeRows, Rows, Shares, Sums
+from ._shares import LargeRows, Rows, Shares, Sums, is_known_late
+from ._side import gathered
 
 
 class Call(NamedTuple):
@@ -32,6 +33,10 @@ class Call(NamedTuple):
     def ready(self, k: Tensor, v: Tensor) -> Ready | None:
         """The first messages."""
         return self.exchange(self.number).keys(0, k.detach(), v.detach()) if self.stages() else None
+
+    def is_of_all(self, sink: Any) -> bool:
+        """Whether a backward pass exchanges anything. The same in all processes."""
+        return bool(self.schedule.stages) or sink is not None or self.shared_bias
 
     def stages(self) -> tuple[Any, ...]:
         """None if this process neither sends nor receives anything."""
@@ -57,8 +62,8 @@ class AttentionByKeys(torch.autograd.Function):
         ctx.call, ctx.large, ctx.last = call, None, len(last)
         if lse is not None and (len(joined.parts) > 1 or (joined.parts and sink is not None)):
             ctx.large = LargeRows(lse, q.dtype)
-            # On a GPU in any case: a checkpoint has to save as much each time.
-            parts = joined.parts if lse.is_cuda or ctx.large.any() else []
+            # If it is known late, in any case: a checkpoint has to save as much each time.
+            parts = joined.parts if is_known_late(lse) or ctx.large.any() else []
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(row_sum, row_max)
         sums = [x for one in (Sums(row_sum, row_max), *parts) for x in one]
@@ -145,13 +150,33 @@ class _Sum:
         return self.first
 
 
-def _backward(
-    call: Call, wanted: Any, kept: tuple[Rows, Shares, tuple[Tensor, ...]], q: Tensor, k: Tensor, v: Tensor, bias: Any,
-    sink: Any, out: Tensor,
+_Kept = tuple[Rows, Shares, tuple[Tensor, ...]]  # and the last stage's keys and values
+
+
+def _backward(call: Call, wanted: Any, kept: _Kept, q: Any, k: Any, v: Any, bias: Any, sink: Any, out: Any) -> Any:
+    """A GPU works as if there were no large rows, as long as that is not known. If a process then finds some, all make
+    their gradients again."""
+    rows, shares, _ = kept
+    large = shares.large
+    weighs = large is not None and large.known() and large.any()
+    made = _gradients(call, wanted, kept, weighs, q, k, v, bias, sink, out)
+    if is_known_late(rows.lse):
+        again = large is not None and not weighs and large.any()
+        if call.is_of_all(sink):
+            again = any(one for (one,) in gathered(call.group, [again]))
+        if again:
+            weighs = large is not None and large.any()
+            made = _gradients(call, wanted, kept, weighs, q, k, v, bias, sink, out)
+    return made
+
+
+def _gradients(
+    call: Call, wanted: Any, kept: _Kept, weighs: bool, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
+    out: Tensor,
 ) -> Any:  # fmt: skip
     rows, shares, last = kept
     local, stages, count, check = call.local, len(call.stages()), 0, None
-    if call.schedule.stages or sink is not None or call.shared_bias:  # the same in all processes
+    if call.is_of_all(sink):
         count, check = step(call.group, f"the backward pass of call {call.number}")
     exchange = call.exchange(count)
     exchange.check = check
@@ -164,7 +189,8 @@ def _backward(
         of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
         for i, one in enumerate(local.calls(number)):
             part = one.part
-            made = local.backward(number, i, bits, rows, (q, bias, out), k_here, v_here, call.slopes, shares)
+            given = rows, (q, bias, out), k_here, v_here, call.slopes, shares if weighs else None
+            made = local.backward(number, i, bits, *given)
             if wanted[0]:
                 dq.add(part.rows, made[0])
             for total, gradient in zip(of_stage if of_keys else [], made[1:3]):

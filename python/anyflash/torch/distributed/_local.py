@@ -85,9 +85,10 @@ class Local:
 
     def backward(
         self, number: int, i: int, wanted: int, rows: Rows, saved: tuple[Any, ...], k: Tensor, v: Tensor,
-        slopes: Tensor | None, shares: Shares,
+        slopes: Tensor | None, shares: Shares | None,
     ) -> Any:  # fmt: skip
-        """The gradients of q, k, v and bias of call i of a stage. rows: all. saved: q, bias, and the joined out."""
+        """The gradients of q, k, v and bias of call i of a stage. rows: all. saved: q, bias, and the joined out. shares:
+        given if there are large rows."""
         call = self.calls(number)[i]
         q, bias, out = saved
         start, count = call.part.rows
@@ -95,13 +96,11 @@ class Local:
         cut = _cut(call.part, q, k, v)
         options, _ = self._given(call, cut, None, slopes)
         self._add_plan(call, cut, options)
+        rows = rows.narrow((start, count), flat)
+        if shares is not None:
+            rows = shares.of_call(i + sum(len(self.calls(before)) for before in range(-1, number)), rows, flat)
         bias, out = self.bias_of(call.part, bias), out.narrow(2, start, count)
-
-        def made_of(rows: Rows) -> Any:
-            return _gradients(wanted, options, rows.dout, rows.dlse, *cut, bias, None, out, rows.lse)
-
-        before = sum(len(self.calls(one)) for one in range(-1, number))
-        return shares.gradients(before + i, rows.narrow((start, count), flat), flat, made_of)
+        return _gradients(wanted, options, rows.dout, rows.dlse, *cut, bias, None, out, rows.lse)
 
     def bias_of(self, part: Part, bias: Tensor | None) -> Tensor | None:
         """The bias of a part's queries and keys."""

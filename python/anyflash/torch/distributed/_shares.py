@@ -7,8 +7,7 @@ of the row's weight. All gradients are linear in the gradients of out and lse, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,18 +66,16 @@ class Shares(NamedTuple):
 
     large: LargeRows | None  # None: lse of the local calls is that of the call
     whole: Sums
-    parts: list[Sums]  # of each local call, in the forward pass' order; none if there are no such rows
+    parts: list[Sums]  # of each local call, in the forward pass' order; none if there can be no such rows
 
-    def gradients(self, i: int, rows: Rows, flat: tuple[int, int], made_of: Callable[[Rows], Any]) -> Any:
-        """made_of(rows) of local call i, which has these rows of the whole. While it is not known whether there are large
-        ones, a GPU may work as if there were none."""
-        if self.large is None or not self.parts:
-            return made_of(rows)
-        if not (self.large.known() and self.large.any()):
-            made = made_of(rows)
-            if not self.large.any():
-                return made
-        return made_of(of_part(rows, self.whole.narrow(*flat), self.parts[i]))
+    def of_call(self, i: int, rows: Rows, flat: tuple[int, int]) -> Rows:
+        """What local call i is given. flat: which rows of the whole these are."""
+        return of_part(rows, self.whole.narrow(*flat), self.parts[i]) if self.parts else rows
+
+
+def is_known_late(lse: Tensor) -> bool:
+    """Whether the process goes on before its forward pass is done."""
+    return bool(lse.is_cuda)
 
 
 def limit_of(kind: torch.dtype) -> float:
