@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
+#include <list>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cuda/common/device.h"
@@ -43,63 +44,101 @@ class Pools {
 constexpr std::uint64_t megabyte = 1 << 20;
 
 /// Pinned memory in which numbers wait for their copy to a device. Copies from other memory of the CPU wait until the
-/// stream has come to them.
+/// stream has come to them. It is a small block, and a large one once that is full. Neither is freed, since the driver
+/// may wait for the device then. Their parts are used again once they have been copied.
 class PinnedMemory {
  public:
-  /// Returns false, with nothing done, if all of it is in use. The device is the calling thread's.
+  /// Returns false, with nothing done, if there is no room. The device is the calling thread's.
   bool bring(void* to, std::size_t bytes, const std::function<void(char*)>& write, cudaStream_t stream,
              const char* what) {
     const OutsideOfCaptures outside;
     const std::lock_guard lock(mutex_);
-    const auto* const part = part_of(bytes);
-    if (!part) return false;
-    write(static_cast<char*>(part->data));
-    check(cudaMemcpyAsync(to, part->data, bytes, cudaMemcpyHostToDevice, stream), what);
-    check(cudaEventRecord(part->copied, stream), what);
-    return true;
+    for (auto& block : blocks_) {
+      const auto* const part = block.part_of(bytes);
+      if (!part) continue;
+      char* const data = block.data + part->begin;
+      write(data);
+      check(cudaMemcpyAsync(to, data, bytes, cudaMemcpyHostToDevice, stream), what);
+      check(cudaEventRecord(part->copied, stream), what);
+      return true;
+    }
+    return false;
   }
 
  private:
-  static constexpr std::size_t least_bytes = 256 << 10, most_bytes = 32 << 20;
-
   struct Part {
-    void* data = nullptr;
-    std::size_t bytes = 0;
-    cudaEvent_t copied = nullptr;
+    std::size_t begin, end;  // in its block
+    cudaEvent_t copied;
   };
 
-  /// A part of that size that is not in use; null if there is none and no room for another.
-  const Part* part_of(std::size_t bytes) {
-    if (bytes > most_bytes) return nullptr;
-    Part part;
-    part.bytes = std::max(std::bit_ceil(bytes), least_bytes);
-    const bool room = bytes_ + part.bytes <= most_bytes;
-    for (auto known = parts_.begin(); known != parts_.end(); ++known) {
-      if (known->bytes < bytes) continue;
-      if (cudaEventQuery(known->copied) == cudaSuccess) {
-        std::rotate(known, known + 1, parts_.end());
-        return &parts_.back();
+  struct Block {
+    const std::size_t bytes;
+    char* data = nullptr;
+    std::list<Part> parts{};           // that may be in use, in the order of their use
+    std::vector<cudaEvent_t> spare{};  // events of no part
+
+    /// A part that is not in use; null if there is no room.
+    const Part* part_of(std::size_t wanted) {
+      const auto size = (wanted + unit - 1) / unit * unit;
+      if (size > bytes || !allocated()) return nullptr;
+      while (!parts.empty() && free_if_copied(parts.begin())) {
       }
-      cudaGetLastError();
-      if (room) break;  // those used later are hardly free
+      auto begin = place_of(size);
+      if (begin == none) {  // of several streams, later ones may be done
+        for (auto part = parts.begin(); part != parts.end();) free_if_copied(part++);
+        begin = place_of(size);
+      }
+      if (begin == none) return nullptr;
+      if (spare.empty()) {
+        cudaEvent_t event = nullptr;
+        if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) {
+          cudaGetLastError();
+          return nullptr;
+        }
+        spare.push_back(event);
+      }
+      parts.push_back({begin, begin + size, spare.back()});
+      spare.pop_back();
+      return &parts.back();
     }
-    if (!room) return nullptr;
-    if (cudaEventCreateWithFlags(&part.copied, cudaEventDisableTiming) != cudaSuccess) {
-      cudaGetLastError();
-      return nullptr;
+
+   private:
+    static constexpr std::size_t unit = 64 << 10, none = ~std::size_t{0};
+
+    bool allocated() {
+      void* memory = nullptr;
+      if (!data && cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) == cudaSuccess)
+        data = static_cast<char*>(memory);
+      else if (!data) cudaGetLastError();
+      return data != nullptr;
     }
-    if (cudaHostAlloc(&part.data, part.bytes, cudaHostAllocDefault) != cudaSuccess) {
-      cudaGetLastError();
-      give_back(cudaEventDestroy(part.copied));
-      return nullptr;
+
+    bool free_if_copied(std::list<Part>::iterator part) {
+      if (cudaEventQuery(part->copied) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+      }
+      spare.push_back(part->copied);
+      parts.erase(part);
+      return true;
     }
-    bytes_ += part.bytes;
-    return &parts_.emplace_back(part);
-  }
+
+    /// Where so many bytes are in no part.
+    std::size_t place_of(std::size_t size) const {
+      std::vector<std::pair<std::size_t, std::size_t>> used;
+      for (const auto& part : parts) used.emplace_back(part.begin, part.end);
+      std::sort(used.begin(), used.end());
+      std::size_t begin = 0;
+      for (const auto& [first, end] : used) {
+        if (first - begin >= size) break;
+        begin = end;
+      }
+      return bytes - begin >= size ? begin : none;
+    }
+  };
 
   std::mutex mutex_;
-  std::vector<Part> parts_;  // in the order of their last use
-  std::size_t bytes_ = 0;
+  std::array<Block, 2> blocks_{{{2 * megabyte}, {32 * megabyte}}};
 };
 
 PinnedMemory& pinned_memory(int device) {

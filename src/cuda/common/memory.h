@@ -40,7 +40,7 @@ cudaMemPool_t pool_of(int device);
 cudaMemPool_t lasting_pool_of(int device);
 
 /// Copies numbers to a device's memory, on a stream that is not in capture: write(memory) writes so many bytes. It waits
-/// for the stream only if pinned memory is short.
+/// for the stream only if copies that are still queued leave no room in pinned memory, 32 MiB of it and 2 for few bytes.
 void bring(void* to, std::size_t bytes, const std::function<void(char*)>& write, int device, cudaStream_t stream,
            const char* what);
 
