@@ -38,10 +38,15 @@ std::int64_t workspace_of_part(const Problem& problem, const ExecutionPlan& plan
   const auto pages = problem.pages.page_size > 0 && !problem.tables_on_device
                          ? problem.batch * (problem.keys() / problem.pages.page_size) * 4
                          : 0;
-  const bool forward = problem.direction == Direction::forward;
-  const auto own = forward && decode_serves(problem, plan) ? decode_workspace(problem, plan)
-                   : forward                               ? forward_workspace(problem, plan)
-                                                           : backward_workspace(problem, plan);
+  // What depends on sizes and options only: a plan's calls may have tensors that lie otherwise in memory.
+  std::int64_t own = 0;
+  if (problem.direction == Direction::backward) {
+    own = backward_workspace(problem, plan);
+  } else {
+    const bool decodes = decode_may_serve(problem, plan);
+    if (decodes) own = decode_workspace(problem, plan);
+    if (!decodes || !has_few_rows(problem)) own = std::max(own, forward_workspace(problem, plan));
+  }
   MemoryParts parts(nullptr);
   for (const auto bytes : {own, pages, static_cast<std::int64_t>(device_bytes(problem, plan))}) parts.take<char>(bytes);
   return parts.bytes();

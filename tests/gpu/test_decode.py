@@ -6,6 +6,7 @@ import anyflash as af
 import pytest
 import torch
 from asleep import nobody_waits
+from make_kernel_table import launched
 
 TYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-12}
 
@@ -446,3 +447,50 @@ def test_a_call_is_replayed_in_a_graph():
     graph.replay()
     replayed = out.clone()
     assert torch.equal(replayed, af.attention(q, k, v))
+
+
+def pages_of(size):
+    table = torch.arange(4096 // size, dtype=torch.int32, device="cuda").view(1, -1)
+    return dict(page_table=table, key_lengths=torch.tensor([4000], dtype=torch.int32, device="cuda"))
+
+
+def to_pages(x, size):
+    return x[0].transpose(0, 1).reshape(-1, size, x.shape[1], x.shape[3])
+
+
+def odd_rows(x):
+    """The same numbers in rows that do not begin on 16 bytes."""
+    return torch.nn.functional.pad(x, (0, 1))[..., :-1]
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability()[0] != 9, reason="the kernels of Hopper")
+@pytest.mark.parametrize("queries", [33, 100])  # of two heads: more than 64 rows
+@pytest.mark.parametrize(
+    "d, options, page, odd, bulk",
+    [
+        (64, {}, None, "", True),
+        (128, dict(rule=af.window(500, 0), align="none_end"), None, "", True),
+        (256, {}, None, "", True),
+        (128, {}, 16, "", True),
+        (100, {}, None, "", False),
+        (128, {}, 8, "", False),
+        (128, {}, None, "q", False),
+        (128, {}, None, "k", False),
+        (128, {}, None, "v", False),
+        (128, dict(scale=0.0), None, "", False),
+        (128, dict(scale=-0.1), None, "", False),
+        (128, dict(softcap=20.0), None, "", False),
+        (128, dict(deterministic=True), None, "", False),
+    ],
+)
+def test_more_rows_are_only_for_hoppers_decode(queries, d, options, page, odd, bulk):
+    q, k, v = randoms(1, 2, 1, queries, 4096, d)
+    wide = [x[..., :4000, :].double().cpu() if page and x is not q else x.double().cpu() for x in (q, k, v)]
+    if page:
+        k, v, options = to_pages(k, page), to_pages(v, page), options | pages_of(page)
+    q, k, v = (odd_rows(x) if name in odd else x for name, x in (("q", q), ("k", k), ("v", v)))
+    names = launched(lambda: af.attention(q, k, v, **options))
+    assert any("bulk_decode_kernel" in name for name in names) == bulk, names
+    assert bulk or any("group_kernel" in name or "forward_kernel" in name for name in names), names
+    plain = {name: x for name, x in options.items() if name not in ("page_table", "key_lengths", "deterministic")}
+    assert close(af.attention(q, k, v, **options).cpu(), af.attention(*wide, **plain), torch.bfloat16)

@@ -80,6 +80,16 @@ const std::map<std::string, std::function<Call()>>& calls() {
        }},
       {"decode_in_parts", [] { return Call{bfloat16, 1, 20000, 128}; }},
       {"decode_in_parts_float32", [] { return Call{float32, 1, 20000, 64}; }},
+      {"decode_of_many_rows", [] { return Call{bfloat16, 70, 9000, 128}; }},
+      {"many_rows_that_decode_leaves", [] { return Call{bfloat16, 70, 9000, 100}; }},
+      {"many_rows_not_on_16_bytes",
+       [] {
+         return Call{bfloat16, 70, 9000, 64, 2, 1, [](Call& c) {
+                       c.more.push_back(Tensor::of_sines(bfloat16, {1, 2, 9000, 65}, 1));
+                       c.k_view = c.more.back().view;
+                       c.k_view.shape[3] = 64;
+                     }};
+       }},
       {"bias",
        [] {
          return Call{float16, 130, 150, 64, 2, 1, [](Call& c) {

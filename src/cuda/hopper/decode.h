@@ -7,6 +7,12 @@
 
 namespace anyflash::cuda {
 
+/// Does Hopper's kernel support the call, as far as its sizes and options tell?
+bool bulk_decode_serves(const Problem& problem);
+
+/// Makes the maps of keys and values. False if TMA does not support their rows, or those of the queries.
+bool map_bulk_decode(const Problem& problem, BulkDecodeArgs& args);
+
 /// Does Hopper's kernel support the call? If so, it replaces kernels.plain, with its sizes, and args get the maps.
 bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels);
 

@@ -161,9 +161,7 @@ bool has_whole_rows(const DecodeKernels& kernels, const DecodeArgs& args) {
 /// Are there so few tasks that 16-bit calls of some more rows are faster split over their keys? Only Hopper's kernels
 /// do so; the number of tasks depends on the batch.
 bool has_few_tasks(const Problem& problem) {
-  return element_size(problem.type) == 2 && has_groups(problem.device) && !problem.deterministic &&
-         problem.softcap == 0 && !problem.bias.given() && !problem.alibi.given() && problem.dimensions == 1 &&
-         rows_of(problem) <= most_group_rows &&
+  return bulk_decode_serves(problem) && !problem.deterministic && rows_of(problem) <= most_group_rows &&
          problem.batch * problem.heads_kv * ((rows_of(problem) + 127) / 128) <=
              facts_of(problem.device).multiprocessors;
 }
@@ -172,9 +170,15 @@ bool has_few_tasks(const Problem& problem) {
 
 bool has_few_rows(const Problem& problem) { return problem.dimensions == 1 && rows_of(problem) <= most_rows; }
 
-bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
+bool decode_may_serve(const Problem& problem, const ExecutionPlan& plan) {
   return !problem.chunks.portable && (has_few_rows(problem) || has_few_tasks(problem)) && plan.head_groups == 1 &&
          plan.query_grid.count() == 1 && plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
+}
+
+bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
+  if (!decode_may_serve(problem, plan)) return false;
+  BulkDecodeArgs unused;
+  return has_few_rows(problem) || map_bulk_decode(problem, unused);
 }
 
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {
@@ -200,7 +204,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   bool plain = whole && (args.by_length || find_blocks(problem, plan, args));
   args.masked = !plain;
   // Hopper's kernels compute all 16-bit calls whose rows a tensor map can describe (no negative strides, for example).
-  const bool bulk = whole && call.q.vectors && take_bulk_decode(problem, args, kernels);
+  const bool bulk = whole && take_bulk_decode(problem, args, kernels);
   plain = bulk || (plain && (element_size(problem.type) > 2 || !has_groups(problem.device)));
   if (plain && !bulk) kernels = kernels_of(problem, true);
   const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);

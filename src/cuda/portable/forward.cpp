@@ -31,14 +31,6 @@ ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
 
 constexpr double log2_e = 1.4426950408889634;
 
-/// Do scores need more than a scale? The scale must be positive in the computation's type, and for 16-bit types in
-/// powers of 2 too.
-bool is_general(const Problem& problem) {
-  const double scale = problem.type == ElementType::float64 ? problem.scale : static_cast<float>(problem.scale);
-  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(scale > 0) ||
-         (element_size(problem.type) == 2 && problem.scale * log2_e > double{std::numeric_limits<float>::max()});
-}
-
 ForwardKind kind_of(const Problem& problem) {
   ForwardKind kind;
   kind.depth = padded_depth(problem);

@@ -15,6 +15,7 @@ namespace anyflash::cuda {
 namespace {
 
 constexpr int largest_depth = 256;
+constexpr double log2_e = 1.4426950408889634;
 
 int driver_version() {
   static const int known = [] {
@@ -57,6 +58,12 @@ Numbers numbers_of(const HeadNumbers& numbers) {
 int padded_depth(const Problem& problem) {
   const auto width = std::max<std::int64_t>(problem.d_qk, std::min<std::int64_t>(problem.d_v, largest_depth));
   return width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
+}
+
+bool is_general(const Problem& problem) {
+  const double scale = problem.type == ElementType::float64 ? problem.scale : static_cast<float>(problem.scale);
+  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(scale > 0) ||
+         (element_size(problem.type) == 2 && problem.scale * log2_e > double{std::numeric_limits<float>::max()});
 }
 
 bool allows_tf32(const Problem& problem) {

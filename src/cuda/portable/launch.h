@@ -17,6 +17,10 @@ Numbers numbers_of(const HeadNumbers& numbers);
 /// blocks.
 int padded_depth(const Problem& problem);
 
+/// Do scores need more than a scale? The scale must be positive in the computation's type, and for 16-bit types in
+/// powers of 2 too.
+bool is_general(const Problem& problem);
+
 /// May float32 products use fewer bits in this call? Decode calls never do, in either pass.
 bool allows_tf32(const Problem& problem);
 
