@@ -1,6 +1,6 @@
 // Calls each kernel that a GPU has on small tensors, forward and backward: each type and head size, plain and with all
 // options, rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite,
-// biases that the copy engine takes, results that are not wanted, lengths, pages and rules' tables in device memory,
+// biases that the copy engine takes, results that are not wanted, lengths, ids, pages and rules' tables in device memory,
 // more tasks than multiprocessors, nothing to do. What it computes is checked elsewhere; this is what
 // scripts/sanitize-gpu watches.
 // Prints the number of calls.
@@ -218,11 +218,26 @@ void rare_calls(ElementType type, const Shape& shape) {
 }
 
 /// An int32 array on the GPU.
-TensorView integers(std::initializer_list<std::int32_t> numbers, std::initializer_list<std::int64_t> shape) {
+TensorView integers(const std::vector<std::int32_t>& numbers, std::initializer_list<std::int64_t> shape) {
   TensorView view(nullptr, ElementType::int32, shape, gpu);
   must(cudaMalloc(&view.data, numbers.size() * sizeof(std::int32_t)));
-  must(cudaMemcpy(view.data, numbers.begin(), numbers.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+  must(cudaMemcpy(view.data, numbers.data(), numbers.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
   return view;
+}
+
+/// Documents by their ids on the GPU: in order, and some in many segments, so that places in them are counted.
+void ids(ElementType type, const Shape& shape) {
+  const auto of = [](std::int64_t entries, std::int32_t length, std::int32_t documents) {
+    std::vector<std::int32_t> numbers;
+    for (std::int32_t i = 0; i < entries; ++i) numbers.push_back(i / length % documents);
+    return integers(numbers, {entries});
+  };
+  for (const auto& [length, documents] : {std::pair(50, 1000), {1, 3}})
+    for (const bool with_causal : {false, true}) {
+      const auto q = of(shape.queries, length, documents);
+      const auto same = anyflash::documents(q, shape.keys == shape.queries ? q : of(shape.keys, length, documents));
+      run(type, shape, with(with_causal ? same & causal() : same));
+    }
 }
 
 /// Masks that are found on the device.
@@ -319,6 +334,8 @@ int main(int argc, char** argv) {
     }
     if (wanted("depths")) {
       packed(type);
+      ids(type, {130, 130, 64, 64, false});
+      ids(type, {1100, 1300, 128, 128, false});
       paged(type, 130, 64, 64, causal());
       run(type, {130, 0, 64, 64, false}, with(full()));  // results that need no arithmetic
     }
@@ -347,7 +364,12 @@ int main(int argc, char** argv) {
         paged(type, queries, 64, 64, full());
         for (const std::int64_t depth : {64, 128, 256}) paged(type, queries, 16, depth, full());
       }
-      run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
+      run(type, {1, 5000, 64, 64, false}, with(causal()));                          // in parts
+      run(type, {32, 5000, 64, 64, false, 65}, with(full()), {.backward = false});  // more than 4096 rows in parts
+      for (const std::int64_t depth : {64, 128, 256}) {                             // more than 64 rows of a key head
+        run(type, {40, 5000, depth, depth, false}, with(causal()), {.backward = false});
+        run(type, {100, 150, depth, depth, false}, with(full()), {.hidden_nan = true, .backward = false});
+      }
       run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front),
           {.hidden_nan = true, .backward = false});  // many tasks
       for (const Shape& shape :
