@@ -58,7 +58,9 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   std::int64_t most = -1;
   const bool alike = plan.masks_on_device || plan.groups.size() == 1;  // then the first part needs most
   planning::for_each_part(problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) {
-    if (most < 0 || !alike) most = std::max(most, workspace_of_part(part, of_part));
+    // The keys of fewer heads are split more often.
+    const bool splits = part.direction == Direction::forward && decode_may_serve(part, of_part);
+    if (most < 0 || !alike || splits) most = std::max(most, workspace_of_part(part, of_part));
   });
   return most;
 }

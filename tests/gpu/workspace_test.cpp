@@ -90,6 +90,23 @@ const std::map<std::string, std::function<Call()>>& calls() {
                        c.k_view.shape[3] = 64;
                      }};
        }},
+      {"decode_whose_last_chunk_is_split",  // 14 chunks of 80 batch entries, and one of 66
+       [] {
+         return Call{bfloat16,
+                     1,
+                     64,
+                     64,
+                     1,
+                     1186,
+                     [](Call& c) {
+                       c.more.push_back(Tensor::of_sines(bfloat16, {1, 1, 4096, 64}, 1));
+                       c.k_view = c.more.back().view;
+                       c.k_view.shape[0] = 1186, c.k_view.strides[0] = 0;
+                       c.v_view = c.k_view;
+                       c.options.num_chunks_kv = 15;
+                     },
+                     false};
+       }},
       {"bias",
        [] {
          return Call{float16, 130, 150, 64, 2, 1, [](Call& c) {
