@@ -59,11 +59,9 @@ bool is_sparse(const Problem& problem, const ExecutionPlan& plan) {
   const int depth = padded_depth(problem);
   if (depth > 128 || (depth == 128 && plain)) return false;
   if (plan.masks_on_device || may_differ_in_batch(problem) || blocks <= 0) {
-    const auto is_ragged = [](auto& atom) {
-      return atom.kind == rules::AtomKind::blocks || atom.kind == rules::AtomKind::dense;
-    };
+    const auto ragged = [](auto& a) { return a.kind == rules::AtomKind::blocks || a.kind == rules::AtomKind::dense; };
     return depth == 64 &&
-           (!plain || std::any_of(group.program.atoms, group.program.atoms + group.program.atom_count, is_ragged));
+           (!plain || std::any_of(group.program.atoms, group.program.atoms + group.program.atom_count, ragged));
   }
   // One key block costs a query block alone 0.62 of what a step of 128 keys costs it beside others of its task
   // (docs/notes/hopper-forward.md).

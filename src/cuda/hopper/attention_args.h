@@ -63,8 +63,7 @@ struct AttentionKernel {
   int on_multiprocessor;  ///< thread blocks at a time
 };
 
-/// general: scores may need more than a positive scale. sparse: query blocks visit few key blocks, or others than their
-/// neighbours.
+/// general: scores may need more than a positive scale. sparse: query blocks visit few key blocks, or unlike ones.
 template <ElementType type>
 AttentionKernel attention_kernel(int head_size, bool general, bool sparse);
 
