@@ -51,7 +51,7 @@ def test_a_variant_s_name_chooses_its_macros(compiler, tmp_path):
     )
     assert done.stdout == f"{VARIANT}_half: 168 registers, 8 bytes spill stores\n"
     told = (tmp_path / "arguments").read_text().split()
-    macros = {"HEAD_SIZE=128", "KEYS=128", "SCORE=scale", "TYPE=__half", "ORDERED=1"}
+    macros = {"HEAD_SIZE=128", "KEYS=128", "SCORE=scale", "TYPE=__half", "BLOCKS=1"}
     assert {f"-D{macro}" for macro in macros} < set(told)
 
 
