@@ -10,6 +10,7 @@ from processes import begin, run_processes
 pytestmark = pytest.mark.of_the_cpu
 
 BEGIN = """
+import time
 import anyflash as af
 from anyflash.torch.distributed import attention, plan_sharding
 x = torch.randn(1, 2, 12, 8).to(device)
@@ -153,6 +154,44 @@ with told("distributed attention: in a trace, transform or dispatch mode, expect
     torch.func.grad(lambda x: attention(x, x, x).sum())(x)
 """
 
+# A process raises in a backward pass, after its last message, where the others then ask whether they make the pass again.
+RAISES_LATE = """
+from anyflash.torch.distributed import _keys, _local, _shares
+known, backward = (_keys.is_known_late, _shares.LargeRows.known), _local.Local.backward
+_keys.is_known_late, _shares.LargeRows.known = (lambda lse: True), (lambda self: False)
+for scale in (1, 100):  # without and with large logits
+    for kind in (MemoryError, KeyboardInterrupt):  # the second one is not told to the others
+        y = (scale * x).requires_grad_()
+        call = lambda: attention(y, y, y, rule=af.causal(), exchange="keys")
+        out, calls = call(), []
+        def raises(self, *given):
+            calls.append(1)
+            if rank == 1 and len(calls) == 2:
+                raise kind("in rank 1")
+            return backward(self, *given)
+        _local.Local.backward = raises
+        begun = time.monotonic()
+        try:
+            out.sum().backward()
+            said = None
+        except kind if rank == 1 else RuntimeError as error:
+            said, held = str(error), error  # with its messages, which are under way
+        _local.Local.backward = backward
+        if kind is KeyboardInterrupt and rank == 1:
+            assert said == "in rank 1"
+            try:
+                call()
+            except ValueError as error:
+                said = str(error)
+        why = "rank 1 refused its part of the call: in rank 1" if kind is MemoryError else "call: a forward pass in rank 1, expected the end of the backward pass of call "
+        assert said is not None and (said == "in rank 1" if kind is MemoryError and rank == 1 else why in said), said
+        assert time.monotonic() - begun < 60
+        (expected,) = torch.autograd.grad(call().sum(), y)
+        (again,) = torch.autograd.grad(call().sum(), y)
+        assert torch.equal(expected, again)
+_keys.is_known_late, _shares.LargeRows.known = known
+"""
+
 # A group for GPUs takes no tensors on the CPU. What is beside it ends with it.
 FOR_GPUS = """
 import gc
@@ -179,7 +218,7 @@ assert 0 < sum(one.bytes for one in known.values()) <= 3000
 
 
 def test_errors_in_every_process(tmp_path):
-    run_processes(BEGIN + MISMATCHES + REFUSALS + KNOWN + OTHER_STEPS + FOR_GPUS + KEPT, tmp_path)
+    run_processes(BEGIN + MISMATCHES + REFUSALS + KNOWN + OTHER_STEPS + RAISES_LATE + FOR_GPUS + KEPT, tmp_path)
 
 
 GONE = """

@@ -36,9 +36,14 @@ _counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of
 def same(group: Any, number: int) -> tuple[int, Callable[[], bool]]:
     """Asks whether all processes say this number, and not 0. Returns the number of this question, the same in all
     processes, and a function that waits for the answer."""
+    count, answer = _question(group, number)
+    return count, lambda: all(one == [number] for one in answer()) and number != 0
+
+
+def _question(group: Any, number: int) -> tuple[int, Callable[[], list[list[int]]]]:
     answer, whole = asked(group, [number]), whole_of(group)
     _counts[whole] = count = _counts.get(whole, 0) + 1
-    return count, lambda: all(one == [number] for one in answer()) and number != 0
+    return count, answer
 
 
 def step(group: Any, text: str, error: Exception | None = None) -> tuple[int, Callable[[], None]]:
@@ -50,6 +55,21 @@ def step(group: Any, text: str, error: Exception | None = None) -> tuple[int, Ca
             agree(group, {"call": text}, (0, 0, 0), error)
 
     return count, check
+
+
+def any_says(group: Any, text: str, mine: bool, error: Exception | None = None) -> bool:
+    """Whether a process says yes at this point of its call. If one has an error or is at another point, all raise: the
+    one with the error raises it, the others RuntimeError."""
+    no, yes = number_of(f"{text}: no"), number_of(f"{text}: yes")
+    said = [number for (number,) in _question(group, 0 if error else yes if mine else no)[1]()]
+    if not all(number in (no, yes) for number in said):
+        try:
+            agree(group, {"call": text}, (0, 0, 0), error)
+        except ValueError as refused:
+            if error is not None:
+                raise
+            raise RuntimeError(f"anyflash.torch.distributed: {refused}") from refused
+    return yes in said
 
 
 def agree(group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None) -> list[list[int]]:

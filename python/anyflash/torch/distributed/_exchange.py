@@ -99,6 +99,7 @@ class Exchange:
 
     def __init__(self, group: Any, schedule: Schedule, rank: int, own: Pieces, count: int) -> None:
         self.check: Callable[[], None] | None = None  # whether all take part, asked before the first message
+        self.is_agreed = False
         self.group, self.schedule, self.rank, self.own = group, schedule, rank, own
         self.tag = _TAG + count % _CALLS * _TAGS_OF_CALL
 
@@ -119,6 +120,7 @@ class Exchange:
         check, self.check = self.check, None
         if check is not None:
             check()
+        self.is_agreed = True
 
     def start(self, ready: Ready) -> Pending:
         self.agree()

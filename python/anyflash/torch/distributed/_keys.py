@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .._attention import in_memory, once
-from ._agree import step, summed
+from ._agree import any_says, step, summed
 from ._exchange import Exchange, Pending, Ready
 from ._local import Joined, Local, apart
 from ._schedule import Schedule
 from ._shares import LargeRows, Rows, Shares, Sums, is_known_late
-from ._side import gathered
+from ._side import GroupLost
 
 
 class Call(NamedTuple):
@@ -159,27 +159,58 @@ def _backward(call: Call, wanted: Any, kept: _Kept, q: Any, k: Any, v: Any, bias
     rows, shares, _ = kept
     large = shares.large
     weighs = large is not None and large.known() and large.any()
-    made = _gradients(call, wanted, kept, weighs, q, k, v, bias, sink, out)
-    if is_known_late(rows.lse):
+    given = kept, q, k, v, bias, sink, out
+    exchange = _begin(call, sink)
+    if not is_known_late(rows.lse):
+        return _gradients(call, exchange, wanted, weighs, *given)
+    made, again = None, False
+    try:
+        made = _gradients(call, exchange, wanted, weighs, *given)
         again = large is not None and not weighs and large.any()
+    except Exception as error:
         if call.is_of_all(sink):
-            again = any(one for (one,) in gathered(call.group, [again]))
-        if again:
-            weighs = large is not None and large.any()
-            made = _gradients(call, wanted, kept, weighs, q, k, v, bias, sink, out)
+            _tell(call, exchange, error)
+        raise
+    if call.is_of_all(sink):
+        again = any_says(call.group, _end_of(call), again)
+    if again:
+        made = None  # its memory is free for the second pass
+        weighs = large is not None and large.any()
+        made = _gradients(call, _begin(call, sink), wanted, weighs, *given)
     return made
 
 
-def _gradients(
-    call: Call, wanted: Any, kept: _Kept, weighs: bool, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
-    out: Tensor,
-) -> Any:  # fmt: skip
-    rows, shares, last = kept
-    local, stages, count, check = call.local, len(call.stages()), 0, None
+def _begin(call: Call, sink: Any) -> Exchange:
+    """The exchange of a backward pass, in which all processes take part."""
+    count, check = 0, None
     if call.is_of_all(sink):
         count, check = step(call.group, f"the backward pass of call {call.number}")
     exchange = call.exchange(count)
     exchange.check = check
+    return exchange
+
+
+def _end_of(call: Call) -> str:
+    return f"the end of the backward pass of call {call.number}"
+
+
+def _tell(call: Call, exchange: Exchange, error: Exception) -> None:
+    """Tells an error of this process to the others, which ask at the end of their pass whether all make it again."""
+    if exchange.check is not None:
+        exchange.agree()  # the others have this process' answer, and went on
+    if exchange.is_agreed and not isinstance(error, GroupLost):
+        try:
+            any_says(call.group, _end_of(call), False, error)
+        except GroupLost:
+            pass  # they wait for a message of this pass
+
+
+def _gradients(
+    call: Call, exchange: Exchange, wanted: Any, weighs: bool, kept: _Kept, q: Tensor, k: Tensor, v: Tensor, bias: Any,
+    sink: Any, out: Tensor,
+) -> Any:  # fmt: skip
+    rows, shares, last = kept
+    local, stages = call.local, len(call.stages())
     of_keys = wanted[1] or wanted[2]
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)

@@ -76,15 +76,17 @@ def told(group: Any, mine: Any) -> list[Any]:
     return [json.loads(bytes(one[:size].tolist())) for one, size in zip(every, sizes)]
 
 
+class GroupLost(RuntimeError):
+    """A process is gone or late: the group is of no more use."""
+
+
 def lost(communicate: Callable[[], _Result]) -> _Result:
     """communicate(), with one line where a process is gone or does not answer within the group's timeout."""
     try:
         return communicate()
     except RuntimeError as error:
         line = str(error).strip().split("\n")[0]
-        raise RuntimeError(
-            f"anyflash.torch.distributed: another process of the group is gone or late: {line}"
-        ) from error
+        raise GroupLost(f"anyflash.torch.distributed: another process of the group is gone or late: {line}") from error
 
 
 def check_device(name: str, x: torch.Tensor, group: Any) -> None:
