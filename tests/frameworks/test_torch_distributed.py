@@ -176,6 +176,34 @@ for exchange in ("keys", "heads"):
     raise AssertionError(exchange)
 """
 
+# What a backward pass would need is not kept without one, nor the gradients of a first pass during the second.
+KEPT = """
+import weakref
+from anyflash.torch.distributed import _keys, _local, _shares
+y = 100 * torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(rank)).to(device)
+sink = torch.nn.Parameter(torch.zeros(2, device=device))
+call = lambda y: attention(y, y, y, sink=sink, rule=af.causal(), exchange="keys", return_lse=True)
+keeps, made = [], []
+known = _keys.is_known_late, _shares.LargeRows.known
+joined, gradients = _keys.Joined, _keys._gradients
+_keys.Joined = lambda *given: keeps.append(given[-1]) or joined(*given)
+_keys.is_known_late, _shares.LargeRows.known = (lambda lse: True), (lambda self: False)
+with torch.no_grad():
+    call(y)
+out = call(y.requires_grad_())[0]
+assert keeps == [False, True]
+def counted(*given):
+    made.append(sum(one() is not None for one in made[-1]) if made else 0)
+    found = gradients(*given)
+    made.append([weakref.ref(one) for one in found if one is not None])
+    return found
+_keys._gradients = counted
+out.sum().backward()
+assert len(made) == 4 and len(made[1]) == 4 and made[2] == 0, made  # two passes
+_keys.Joined, _keys._gradients = joined, gradients
+_keys.is_known_late, _shares.LargeRows.known = known
+"""
+
 # A NaN in a key and infinity in a value of another process are seen by nobody, and by some.
 NOT_FINITE = """
 k = torch.randn(1, 4, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
@@ -290,6 +318,7 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
                 OTHER_LOSSES,
                 LOW_LOGITS,
                 LARGE_LOGITS,
+                KEPT,
                 MANY_STAGES,
                 OWN_MESSAGES,
                 GRAPHS,

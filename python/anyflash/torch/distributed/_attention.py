@@ -180,7 +180,8 @@ class _Program:
         self.by_heads = call.by_heads(self.schedule, self.layout, ranks)
         self.options, self.key_lengths = call.scalars, call.key_lengths
         self.local = Local(self.rule, self.layout, self.schedule, rank, call.scalars, call.key_lengths)
-        self.needs_lse = any(call.needs) or bool(call.return_lse)
+        self.has_gradient = any(call.needs)
+        self.needs_lse = self.has_gradient or bool(call.return_lse)
         if call.scalars["memory_budget"] is not None and not self.by_heads:
             plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(call.bias), call.slopes
             least = self.local.least_budget(*plain, any(call.needs))
@@ -192,7 +193,8 @@ class _Program:
         """What `run` takes: all that needs no other process."""
         q, k, v = q.unbind(0) if self.kind == "qkv" else (q, k, v)
         q, k, v = (_to_bhsd(self.kind, x) for x in (q, k, v))
-        call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, self.needs_lse, count)
+        needs = self.has_gradient, self.needs_lse
+        call = Call(self.local, self.schedule, group, self.rank, self.shares_bias, slopes, *needs, count)
         return q, k, v, bias, sink, call, None if self.by_heads else call.ready(k, v)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:

@@ -24,6 +24,7 @@ class Call(NamedTuple):
     rank: int
     shared_bias: bool  # its one row is that of all queries, in all processes
     slopes: Tensor | None
+    has_gradient: bool  # under no_grad it has none, whatever its tensors ask for
     needs_lse: bool
     number: int  # of the call in its group
 
@@ -49,7 +50,7 @@ class AttentionByKeys(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
-        joined = Joined(q, v.shape[-1], call.local.inner_q, any(ctx.needs_input_grad))
+        joined = Joined(q, v.shape[-1], call.local.inner_q, call.has_gradient)
         last: tuple[Tensor, ...] = ()
         exchange, stages = call.exchange(call.number), len(call.stages())
         for number, k_here, v_here in _in_turn(exchange, k, v, stages, (-1, k, v), first):
@@ -60,7 +61,7 @@ class AttentionByKeys(torch.autograd.Function):
         lse = row_max + row_sum.log() if call.needs_lse else None
         parts: list[Sums] = []
         ctx.call, ctx.large, ctx.last = call, None, len(last)
-        if lse is not None and (len(joined.parts) > 1 or (joined.parts and sink is not None)):
+        if lse is not None and call.has_gradient and (len(joined.parts) > 1 or (joined.parts and sink is not None)):
             ctx.large = LargeRows(lse, q.dtype)
             # If it is known late, in any case: a checkpoint has to save as much each time.
             parts = joined.parts if is_known_late(lse) or ctx.large.any() else []
