@@ -143,6 +143,7 @@ class Case:
             self.shorten(chosen, batch, keys)
         if self.bias is not None and chosen.random() < 0.5:  # rows that see keys, and all their logits are -inf
             self.bias[:, :, :: chosen.randint(1, 3)] = -torch.inf
+        self.has_budget = chosen.random() < 0.25  # the least that works
 
     def shorten(self, chosen, batch, keys):
         """Lengths move the queries and keys of most alignments against each other, and so what a window sees."""
@@ -183,6 +184,16 @@ class Case:
         return [x.detach() for x in made], list(grads)
 
 
+def least_budget(call):
+    """What the refusal of no bytes names; 0 if that works."""
+    try:
+        call(0)
+    except ValueError as error:
+        assert str(error).startswith("memory_budget: 0 bytes, expected at least "), error
+        return int(str(error).split()[6])
+    return 0
+
+
 def check(seed, dtype=torch.float64, tolerance=1e-10, device="cpu"):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     case = Case(seed, ranks, dtype, device)
@@ -220,7 +231,10 @@ def check(seed, dtype=torch.float64, tolerance=1e-10, device="cpu"):
     bias = case.bias
     if bias is not None and bias.shape[2] > 1:
         bias = bias.index_select(2, rows)
-    got, grads = case.run(attention, parts, bias, case.sink, lambda results: weights["own"], **more)
+    of_parts = lambda **more: case.run(attention, parts, bias, case.sink, lambda results: weights["own"], **more)
+    if case.has_budget:
+        more["memory_budget"] = least_budget(lambda budget: of_parts(**{**more, "memory_budget": budget}))
+    got, grads = of_parts(**more)
     close = lambda one, other, what: torch.testing.assert_close(
         one, other, rtol=tolerance, atol=tolerance, msg=lambda line: f"seed {seed} {what}: {line}\n{case.named()}"
     )

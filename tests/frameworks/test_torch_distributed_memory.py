@@ -39,6 +39,33 @@ for rule, shape in ((af.causal(), (700,)), (af.local(9), (40, 20)), (af.document
             made = out, *torch.autograd.grad(out, own, torch.ones_like(out))
             for a, b in zip(made, expected):
                 torch.testing.assert_close(a, s.shard(b, dim=2))
+# Plans that are kept are of both passes, with the sink. A process without queries needs less than the others.
+for needs_gradient, has_sink, has_bias, lengths in ((False, False, True, (64, 64)), (True, True, False, (64, 64)), (True, True, True, (0, 64))):
+    n = lengths[rank]
+    q, k = (torch.randn(1, 4, length, 16, requires_grad=needs_gradient) for length in (n, 64))
+    rule = af.documents(torch.arange(sum(lengths)) // 40, torch.arange(128) // 40)
+    more = dict(bias=torch.zeros(1, 4, n, 128)) if has_bias else {}
+    more |= dict(sink=torch.zeros(4)) if has_sink else {}
+    call = lambda budget: attention(q, k, k, rule=rule, exchange="keys", memory_budget=budget, **more)
+    out = call(refused(0))
+    if needs_gradient:
+        out.sum().backward()
+# One process alone cannot plan its part.
+from anyflash.torch.distributed import _local
+plan, rule = _local._core.plan, af.documents(torch.arange(128) // 30)
+q = torch.randn(1, 4, 64, 16)
+def fails(*given):
+    raise MemoryError("no room for a plan")
+if rank == 1:
+    _local._core.plan = fails
+try:
+    attention(q, q, q, rule=rule, exchange="keys", memory_budget=1 << 20)
+except (ValueError if rank == 0 else MemoryError) as error:
+    assert str(error) == ("rank 1 refused its part of the call: " if rank == 0 else "") + "no room for a plan"
+else:
+    raise AssertionError
+_local._core.plan = plan
+attention(q, q, q, rule=rule, exchange="keys", memory_budget=1 << 20)
 x = torch.randn(1, 2, 64, 16)
 try:
     attention(x, x, x, exchange="heads", memory_budget=1)

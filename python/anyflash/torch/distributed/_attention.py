@@ -21,13 +21,13 @@ from .._op import NO_SLOPES
 from .._rule import given_rule
 from ._agree import agree, check_equal, number_of, same
 from ._exchange import Ready
-from ._heads import attention_by_heads
+from ._heads import attention_by_heads, least_budget
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
 from ._schedule import Costs, Layout, Schedule, schedule_of
 from ._sharding import Sharding
-from ._side import check_device, gathered, graph_break, whole_of
+from ._side import check_device, graph_break, whole_of
 from ._speed import speed_of
 
 if TYPE_CHECKING:
@@ -182,10 +182,27 @@ class _Program:
         self.local = Local(self.rule, self.layout, self.schedule, rank, call.scalars, call.key_lengths)
         self.has_gradient = any(call.needs)
         self.needs_lse = self.has_gradient or bool(call.return_lse)
-        if call.scalars["memory_budget"] is not None and not self.by_heads:
-            plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(call.bias), call.slopes
-            least = self.local.least_budget(*plain, any(call.needs))
-            _check_budget(call.scalars["memory_budget"], gathered(group, [least]))
+        if call.scalars["memory_budget"] is not None:
+            self._check_budget(call, call.scalars["memory_budget"], group)
+
+    def _check_budget(self, call: _Prepared, budget: int, group: Any) -> None:
+        """Raises in all processes if it is too small for one."""
+        least, error = 0, None
+        try:
+            q, k, v, bias, sink = map(_plain, (call.q, call.k, call.v, call.bias, call.sink))
+            if self.by_heads:
+                given = self.rule, self.layout, self.rank, sink, self._options_by_heads(call.slopes)
+                least = least_budget(q, k, v, *given, self.has_gradient)
+            else:
+                least = self.local.least_budget(q, k, v, bias, call.slopes, sink, self.has_gradient)
+                if least <= budget:
+                    self.local.add_plans(q, k, v, bias, call.slopes, sink)
+        except Exception as caught:
+            error = caught
+        every = [row[1] for row in agree(group, {}, (least, 0, 0), error)]
+        if budget < max(every):
+            rank = every.index(max(every))
+            raise ValueError(f"memory_budget: {budget} bytes, expected at least {every[rank]} as rank {rank} needs")
 
     def prepared(
         self, group: Any, count: int, q: Tensor, k: Any, v: Any, bias: Any, sink: Any, slopes: Any
@@ -199,10 +216,7 @@ class _Program:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, call: Call, first: Ready | None) -> Any:
         if self.by_heads:
-            options = {**self.options, "alibi_slopes": call.slopes}
-            if self.key_lengths is not None:
-                options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64, device="cpu")
-            lm = self.return_lse == "lm"
+            lm, options = self.return_lse == "lm", self._options_by_heads(call.slopes)
             given = self.rule, self.layout, call.group, call.number, sink, options, lm
             out, *rows = attention_by_heads(q, k, v, *given)
         else:
@@ -212,6 +226,12 @@ class _Program:
         if not self.return_lse:
             return out
         return out, *(one if self.batched else one[0] for one in rows)
+
+    def _options_by_heads(self, slopes: Tensor | None) -> dict[str, Any]:
+        options = {**self.options, "alibi_slopes": slopes}
+        if self.key_lengths is not None:
+            options["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64, device="cpu")
+        return options
 
 
 def _to_bhsd(kind: str, x: Tensor) -> Tensor:
@@ -230,12 +250,6 @@ def _as_given(kind: str, x: Tensor) -> Tensor:
     if kind == "qkv":
         return x[0]
     return x.movedim(1, -2) if kind == "bshd" else x.movedim(-1, 2) if kind == "bhds" else x
-
-
-def _check_budget(budget: int, least: list[list[int]]) -> None:
-    if budget < max(least)[0]:
-        rank = least.index(max(least))
-        raise ValueError(f"memory_budget: {budget} bytes, expected at least {least[rank][0]} as rank {rank} needs")
 
 
 class _Prepared:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ... import _core
 from .._attention import attention, in_memory, once
 from ._agree import step, summed
 from ._pieces import Pieces, count_of
@@ -115,15 +116,35 @@ def attention_by_heads(
     *flat, sink = ToHeads.apply(splits, group, count, sink, *(x.flatten(2, -2) for x in (q, k, v)))
     shapes = layout.q_shape, layout.k_shape, layout.k_shape
     q_all, k_all, v_all = (x.unflatten(2, shape) for x, shape in zip(flat, shapes))
-    heads = q.shape[1] // ranks
-    options = dict(options)
-    if sink is not None:
-        options["sink"] = sink.narrow(0, rank * heads, heads)
-    if (slopes := options.get("alibi_slopes")) is not None:
-        options["alibi_slopes"] = slopes.narrow(-1, rank * heads, heads)
+    options = _of_heads(options, sink, rank, q.shape[1] // ranks)
     made = attention(q_all, k_all, v_all, rule=rule, return_lse="lm" if lm else True, **options)
     out, *rows = ToEntries.apply(layout.queries, group, inner_q, count, made[0].flatten(2, -2), *made[1:])
     return out.unflatten(2, (-1, *layout.q_shape[1:])), *rows
+
+
+def least_budget(
+    q: Tensor, k: Tensor, v: Tensor, rule: Any, layout: Any, rank: int, sink: Any, options: dict[str, Any],
+    backward: bool,
+) -> int:  # fmt: skip
+    """The smallest memory_budget with which the call of this process' heads works."""
+    ranks = len(layout.queries)
+    shapes = layout.q_shape, layout.k_shape, layout.k_shape
+    options = {**_of_heads(options, sink, rank, q.shape[1] // ranks), "rule": rule, "memory_budget": None}
+    q, k, v = (
+        x.new_empty((*shape, x.shape[0], x.shape[1] // ranks, x.shape[-1])).movedim((-3, -2), (0, 1))
+        for x, shape in zip((q, k, v), shapes)
+    )
+    return _core.torch_least_budget(q, k, v, options, backward)
+
+
+def _of_heads(options: dict[str, Any], sink: Tensor | None, rank: int, heads: int) -> dict[str, Any]:
+    """Those of the heads of one process."""
+    options = dict(options)
+    if sink is not None:
+        options["sink"] = sink.narrow(0, rank * heads, heads)
+    if (slopes := options.pop("alibi_slopes", None)) is not None:
+        options["alibi_slopes"] = slopes.narrow(-1, rank * heads, heads)
+    return options
 
 
 def _inner(shape: tuple[int, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -57,18 +58,31 @@ class Local:
             made = self._calls[number] = [LocalCall(part, self._options(part)) for part in self._parts(number)]
         return made
 
-    def least_budget(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, backward: bool) -> int:
-        """The smallest memory_budget with which all calls of this process work."""
-        least = 0
+    def least_budget(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, sink: Any, backward: bool
+    ) -> int:  # fmt: skip
+        """The smallest memory_budget with which all calls of this process work. A plan is of both passes."""
+        backward, least = backward or self.keeps_plans, 0
+        for _, cut, options in self._every_call(q, k, v, bias, slopes, sink):
+            least = max(least, _core.torch_least_budget(*cut, {**options, "memory_budget": None}, backward))
+        return least
+
+    def add_plans(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, sink: Any) -> None:
+        """Those of all calls, where plans are kept: `forward` makes no more."""
+        for call, cut, options in self._every_call(q, k, v, bias, slopes, sink) if self.keeps_plans else ():
+            self._add_plan(call, cut, options)
+
+    def _every_call(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, sink: Any
+    ) -> Iterator[tuple[LocalCall, tuple[Tensor, Tensor, Tensor], dict[str, Any]]]:
+        """What `forward` gives to the library, but for the numbers of keys and values."""
         for number in range(-1, len(self.schedule.stages)):
             if number >= 0:
                 count = count_of(self.schedule.stages[number].keys(self.rank))
                 k, v = as_given(new_keys(k, count)), as_given(new_keys(v, count))
             for call in self.calls(number):
                 cut = _cut(call.part, q, k, v)
-                options, _ = self._given(call, cut, self.bias_of(call.part, bias), slopes)
-                least = max(least, _core.torch_least_budget(*cut, {**options, "memory_budget": None}, backward))
-        return least
+                yield call, cut, self._given(call, cut, self.bias_of(call.part, bias), slopes, sink)[0]
 
     def forward(
         self, call: LocalCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None,
@@ -76,9 +90,7 @@ class Local:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """out, row_sum and row_max of a call. Joined.finish adds the sink."""
         cut = _cut(call.part, q, k, v)
-        options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes)
-        if sink is not None:
-            options["sink"] = torch.where(sink.detach() > _FAINT / 2, _FAINT, -torch.inf).float()
+        options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes, sink)
         self._add_plan(call, cut, options)
         made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, *cut, None, "lm")
         return made
@@ -94,7 +106,7 @@ class Local:
         start, count = call.part.rows
         flat = start * self.inner_q, count * self.inner_q
         cut = _cut(call.part, q, k, v)
-        options, _ = self._given(call, cut, None, slopes)
+        options, _ = self._given(call, cut, None, slopes, None)
         self._add_plan(call, cut, options)
         rows = rows.narrow((start, count), flat)
         if shares is not None:
@@ -149,14 +161,17 @@ class Local:
         return options
 
     def _given(
-        self, call: LocalCall, tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, slopes: Tensor | None
-    ) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        self, call: LocalCall, tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, slopes: Tensor | None,
+        sink: Tensor | None,
+    ) -> tuple[dict[str, Any], tuple[Any, ...]]:  # fmt: skip
         """The options with what is this time's own, and what comes from other frameworks."""
         options, others = dict(call.options), ()
         if bias is not None:
             options["bias"] = bias
         if slopes is not None:
             options["alibi_slopes"] = slopes
+        if sink is not None:
+            options["sink"] = torch.where(sink.detach() > _FAINT / 2, _FAINT, -torch.inf).float()
         if tensors[0].is_cuda:
             others = others_of(tensors[0], options)
             options["stream"] = stream_of(tensors[0], others)
