@@ -119,12 +119,10 @@ class Case:
         self.sink = numbers(heads) if chosen.random() < 0.3 else None
         self.bias = None
         if chosen.random() < 0.35:
-            self.bias = numbers(
-                chosen.choice([1, batch]),
-                chosen.choice([1, heads]),
-                chosen.choice([1, queries]),
-                chosen.choice([1, keys]),
-            )
+            sizes = [chosen.choice([1, n]) for n in (batch, heads, queries, keys)]
+            if queries == ranks:  # one row may be that of each process' one query, or of all
+                sizes[2] = queries
+            self.bias = numbers(*sizes)
         self.return_lse = chosen.choice([False, True, True, "lm"])
         self.exchange = chosen.choice(["auto", "keys", "heads"])
         per_head = (
