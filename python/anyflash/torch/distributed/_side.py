@@ -1,4 +1,4 @@
-"""The group over which processes agree: on the CPU, so that no process waits for its GPU's work, nor a GPU for it."""
+"""The group over which processes agree: on the CPU, so that to agree no process waits for its GPU, nor a GPU for it."""
 
 from __future__ import annotations
 
