@@ -4,7 +4,7 @@
 // have done so, multiplies, waits again, and goes on. Each number is loaded once by the block and used 32 times.
 // Expected: two to three times faster. Now shared memory is the limit: still two reads for each multiply-add. It is 1.5
 // times: the unit of shared memory and L1 works at 89 % (learn/profiling.md). Rung 1 reads through the same unit.
-// Measured (NVIDIA H100 80GB HBM3): 8.81 TFLOP/s.
+// Measured (NVIDIA H200): 8.67 TFLOP/s.
 #include "device.h"
 
 namespace {

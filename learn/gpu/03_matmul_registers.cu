@@ -6,7 +6,7 @@
 // of four, 64 apart: then the threads of a warp read neighbouring groups, without bank conflicts. The next tile is on
 // its way from global memory into registers while this one is multiplied.
 // Expected: most of cuBLAS in float32. What is left is the order of instructions, which cuBLAS chooses by hand.
-// Measured (NVIDIA H100 80GB HBM3): 40.4 TFLOP/s.
+// Measured (NVIDIA H200): 40.4 TFLOP/s.
 #include "device.h"
 
 namespace {

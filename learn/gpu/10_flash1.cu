@@ -5,8 +5,9 @@
 // rescaled, divided and written for each key block.
 // A warp makes 4 rows of S. A lane has one key for the scores, and every 32nd channel for the values.
 // Expected: several times faster than the textbook on long sequences, but only as many thread blocks as heads: with few
-// heads most of the GPU waits. So it is: 32 heads are a quarter of the SMs, and without a mask the textbook is as fast.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 0.768; d64 causal 0.807; d128 full 0.887; d128 causal 0.888 TFLOP/s.
+// heads most of the GPU waits. So it is: 32 heads are a quarter of the SMs. Without a mask the textbook is 1.02 to 1.09
+// times as fast.
+// Measured (NVIDIA H200): d64 full 0.781; d64 causal 0.838; d128 full 0.897; d128 causal 0.907 TFLOP/s.
 #include "device.h"
 
 namespace {

@@ -6,7 +6,7 @@
 // warp, so row_max and row_sum are shuffles. K lies transposed in shared memory, and P goes through it, for the second
 // product.
 // Expected: many times rung 10, at a good part of what float32 multiply-adds allow.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 26.1; d64 causal 22.8; d128 full 25.2; d128 causal 22.4 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 26.1; d64 causal 22.7; d128 full 25.2; d128 causal 22.5 TFLOP/s.
 #include "device.h"
 
 namespace {

@@ -6,7 +6,7 @@
 // of 8 columns are one operand of 16, and P never goes through memory.
 // Expected: many times rung 11. It is twice: fragments of K come as 4-byte reads, of V as 2-byte reads, all with bank
 // conflicts: rows are 128 or 256 bytes, so a column of rows lies in one bank. Shared memory is the limit.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 54.9; d64 causal 47; d128 full 51.8; d128 causal 47.9 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 53.1; d64 causal 45.7; d128 full 50.2; d128 causal 46 TFLOP/s.
 #include "ptx.h"
 
 namespace {

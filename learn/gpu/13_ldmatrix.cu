@@ -6,7 +6,7 @@
 // are in eight different groups of banks. The exclusive or is the whole swizzle; a table or padding is not needed.
 // Expected: a third of the instructions for fragments and no conflicts: about twice rung 12. It is three times and a
 // half at best: conflicts cost more than was thought. How much they cost of it was not profiled.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 188; d64 causal 163; d128 full 161; d128 causal 142 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 190; d64 causal 165; d128 full 160; d128 causal 142 TFLOP/s.
 #include "ptx.h"
 
 namespace {

@@ -6,7 +6,7 @@
 // call are the shortest, so the longest ones start first.
 // Expected: the latency of global memory disappears behind the products: about 1.5 times rung 13. It is that
 // with 128 channels, nearly. With 64 it is 1.2 times; why is not known.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 223; d64 causal 195; d128 full 228; d128 causal 205 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 223; d64 causal 195; d128 full 229; d128 causal 206 TFLOP/s.
 #include "ptx.h"
 
 namespace {

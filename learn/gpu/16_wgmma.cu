@@ -6,9 +6,9 @@
 // two warpgroups, and steps of 128 keys in two buffers. Rows are 128 bytes in the 128-byte swizzle: rung 13's exclusive or,
 // made by the hardware.
 // Expected: twice rung 14; mma.sync reaches little more than half of Hopper's peak. It is 1.6 to 1.7 times with 64
-// channels, 2.1 to 2.2 times with 128. But all wait for each other: while a warpgroup has its softmax to do, the tensor
+// channels, 2.0 to 2.2 times with 128. But all wait for each other: while a warpgroup has its softmax to do, the tensor
 // cores rest.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 377; d64 causal 317; d128 full 503; d128 causal 423 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 384; d64 causal 322; d128 full 508; d128 causal 422 TFLOP/s.
 #include "ptx.h"
 
 namespace {

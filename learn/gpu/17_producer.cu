@@ -7,7 +7,7 @@
 // Expected: a third more than rung 16. A warpgroup's softmax now falls beside the other's products, if by chance. It is
 // 0.95 to 1.08 times: chance does little. Probably both warpgroups want the tensor cores, then the exponentials, at once.
 // With 128 channels, causal, runs on the same kind of card differ most: 388 to 432 TFLOP/s. Why is not known.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 387; d64 causal 332; d128 full 543; d128 causal 404 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 400; d64 causal 334; d128 full 530; d128 causal 408 TFLOP/s.
 #include "ptx.h"
 
 namespace {

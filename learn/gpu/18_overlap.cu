@@ -5,9 +5,9 @@
 // issues its products and passes the turn on by a named barrier. The other's products run during its softmax. The last
 // keys come first, as they alone are masked. Eight heads' longest blocks start first: a late one would run on alone.
 // Expected: a third more than rung 17. An SM makes 16 exponentials a cycle: they take half as long as the products of
-// 128 channels, and as long as those of 64. It is 1.03 to 1.13 times; what the tensor pipe's other 28 % wait for is not
+// 128 channels, and as long as those of 64. It is 1.06 to 1.17 times; what the tensor pipe's other 28 % wait for is not
 // known.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 426; d64 causal 374; d128 full 557; d128 causal 454 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 430; d64 causal 390; d128 full 563; d128 causal 448 TFLOP/s.
 #include "ptx.h"
 
 namespace {

@@ -6,7 +6,7 @@
 // words to its own bits. Here the rule is a causal window; any other is a struct with the same two functions.
 // Expected: with a window of 256 among 4096 keys five tiles of 64 are visited: a time that no longer depends on the
 // number of keys. Two of the five are partial, and ask for words.
-// Measured (NVIDIA H100 80GB HBM3): window 256 119 TFLOP/s.
+// Measured (NVIDIA H200): window 256 119 TFLOP/s.
 #include "ptx.h"
 
 namespace {

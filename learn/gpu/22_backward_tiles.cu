@@ -5,7 +5,7 @@
 // those. All thread blocks of a head add to the same dQ, by atomicAdd. So the order of the additions, and the last bits
 // of dQ, change from run to run.
 // Expected: tens of times rung 21. It is 15 to 34 times.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 20.2; d64 causal 17.9; d128 full 16.3; d128 causal 17.5 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 20.2; d64 causal 18.1; d128 full 17.1; d128 causal 17.5 TFLOP/s.
 #include "device.h"
 
 namespace {

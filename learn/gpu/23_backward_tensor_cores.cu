@@ -4,9 +4,9 @@
 // dS^T then lie in registers as the left operands of dV += P^T dO and dK += dS^T Q want them. dQ = dS K sums over all
 // keys, so dS^T goes through shared memory, where ldmatrix transposes it. It is added to float32 sums by atomicAdd,
 // and a last kernel rounds them.
-// Expected: ten times rung 22, bound by the atomic additions and by the waits for Q and dO. It is 5.7 to 7.4 times; how
+// Expected: ten times rung 22, bound by the atomic additions and by the waits for Q and dO. It is 6.1 to 7.6 times; how
 // much of the time is whose was not profiled.
-// Measured (NVIDIA H100 80GB HBM3): d64 full 116; d64 causal 114; d128 full 121; d128 causal 121 TFLOP/s.
+// Measured (NVIDIA H200): d64 full 124; d64 causal 119; d128 full 130; d128 causal 127 TFLOP/s.
 #include "ptx.h"
 
 namespace {
