@@ -56,7 +56,8 @@ std::int64_t workspace_of_part(const Problem& problem, const ExecutionPlan& plan
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   std::int64_t most = -1;
-  const bool alike = plan.masks_on_device || plan.groups.size() == 1;  // then the first part needs most
+  // With one mask for all, the first part needs most. Room for masks found on the device is not so regular.
+  const bool alike = !plan.masks_on_device && plan.groups.size() == 1;
   planning::for_each_part(problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) {
     // The keys of fewer heads are split more often.
     const bool splits = part.direction == Direction::forward && decode_may_serve(part, of_part);

@@ -198,7 +198,10 @@ def _end_of(call: Call) -> str:
 def _tell(call: Call, exchange: Exchange, error: Exception) -> None:
     """Tells an error of this process to the others, which ask at the end of their pass whether all make it again."""
     if exchange.check is not None:
-        exchange.agree()  # the others have this process' answer, and went on
+        try:
+            exchange.agree()  # the others have this process' answer, and went on
+        except Exception:
+            return  # this process' own error says more
     if exchange.is_agreed and not isinstance(error, GroupLost):
         try:
             any_says(call.group, _end_of(call), False, error)
