@@ -1,11 +1,15 @@
 """Few queries: all heads of a key head at once, the keys in parts."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import anyflash as af
 import pytest
 import torch
 from asleep import nobody_waits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 from make_kernel_table import launched
 
 TYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-12}

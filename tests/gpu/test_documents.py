@@ -116,6 +116,31 @@ def test_ids_that_differ_between_sides_and_in_the_batch(rule, place):
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("rule", ["causal", "local"])
+def test_documents_of_thousands_of_segments(rule, place):
+    n = 5000
+    for ids in (np.arange(n) % 2, np.arange(n) // 3 % 5, ids_of("any id in any place", n)):
+        mask = torch.tensor(visible(rule, ids, ids), device="cuda")[None, None]
+        tensors = randoms(*[(1, 1, n, 64)] * 4, dtype=torch.float16)
+        table = torch.tensor(ids).to(place)
+        check(results(*tensors, rule_of(rule, table, table)), reference(*tensors, mask), torch.float16)
+
+
+def test_time_of_ids_that_alternate_is_not_quadratic():
+    n = 1 << 20
+    q, k, v = randoms((1, 1, 16, 64), (1, 1, n, 64), (1, 1, n, 64), dtype=torch.bfloat16)
+    ids_q, ids_k = (torch.arange(x, device="cuda", dtype=torch.int32) % 2 for x in (16, n))
+    call = functools.partial(af.attention, q, k, v, rule=af.documents(ids_q, ids_k) & ~af.causal())
+    call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    assert begin.elapsed_time(end) < 100  # ms; 300 where each segment looks at all before it
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
 def test_a_budget_takes_batch_entries_apart(place):
     ids = np.stack([ids_of("segments in any order", 500, seed) for seed in range(3)])
     q, k, v, dout = randoms(*[(3, 4, 500, 64)] * 4, dtype=torch.float16)
@@ -154,7 +179,7 @@ def test_new_ids_wait_for_nobody(direction, place):
 
 def test_more_new_ids_than_pinned_memory_holds():
     """While the GPU sleeps nothing is copied. Calls for which there is no room wait; none reads another's ids."""
-    n, calls = 16384, 150
+    n, calls = 16384, 400
     q, k, v = randoms(*[(1, 1, n, 64)] * 3, dtype=torch.bfloat16)
     rules = [af.documents(torch.tensor(ids_of("in order", n, seed))) for seed in range(calls)]
     expected = []

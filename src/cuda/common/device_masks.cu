@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(threads) number_kernel(const __grid_constant__
   if (document != segment.s) ids.apart[segment.row] = 1;
 }
 
-/// The document of each entry, the frame of each document, and where each segment begins in its own.
+/// The document of each entry, and the frame of each document.
 __global__ void __launch_bounds__(threads) entries_kernel(const __grid_constant__ DeviceMaskArgs args) {
   const auto& ids = args.ids;
   const IdSegment segment(args);  // and the entry, and the document, with that number
@@ -180,11 +180,61 @@ __global__ void __launch_bounds__(threads) entries_kernel(const __grid_constant_
   const auto entry = segment.row * entries + segment.s;
   found.document_of[entry] = segments[found.segment_of[entry]].document;
   args.axes[all + segment.n] = rules::axis_of(ids.sizes[0][all + segment.n], ids.sizes[1][all + segment.n], args.align);
-  if (!segment.exists || !args.program.rule_restarts) return;
-  auto& own = *segment.own;
-  if (ids.sizes[segment.side][all + own.document] == own.end - own.start) return;
-  for (std::int32_t s = 0; s < segment.s; ++s)
-    if (segments[s].document == own.document) own.base += segments[s].end - segments[s].start;
+}
+
+/// Sorts numbers of a thread block, one of each thread.
+__device__ void sort(std::uint64_t (&keys)[scanning]) {
+  const auto i = static_cast<int>(threadIdx.x);
+  for (int size = 2; size <= scanning; size *= 2)
+    for (int step = size / 2; step > 0; step /= 2) {
+      __syncthreads();
+      const int other = i ^ step;
+      if (other < i) continue;
+      const auto a = keys[i], b = keys[other];
+      if ((a > b) == ((i & size) == 0)) keys[i] = b, keys[other] = a;
+    }
+  __syncthreads();
+}
+
+/// Where each segment begins in its document. One thread block for each side of each row takes the segments in chunks,
+/// the last first: a document's size less what was taken is what lies before. In a chunk they are sorted by documents.
+/// The sizes are lost.
+__global__ void __launch_bounds__(scanning) bases_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  __shared__ std::uint64_t keys[scanning];
+  __shared__ std::int32_t sums[scanning], in_warp[32];
+  constexpr int bits = 10;
+  static_assert(scanning == 1 << bits, "a key's low bits are a place in the chunk");
+  constexpr auto none = ~std::uint64_t{0};
+  const auto& ids = args.ids;
+  const auto row = static_cast<std::int32_t>(blockIdx.x) / 2, side = static_cast<int>(blockIdx.x % 2);
+  if ((side == 1 && ids.same) || ids.apart[row] == 0) return;  // else each document is one segment
+  auto* const segments = args.documents[side].segments + std::int64_t{row} * ids.entries[side];
+  auto* const sizes = ids.sizes[side] + std::int64_t{row} * ids.all;
+  const auto i = static_cast<int>(threadIdx.x), lane = i % 32, warp = i / 32;
+  for (auto end = ids.counts[2 * row + side]; end > 0; end -= scanning) {
+    keys[i] = i < end ? std::uint64_t(segments[end - 1 - i].document) << bits | std::uint64_t(i) : none;
+    sort(keys);
+    const auto key = keys[i], document = key >> bits;
+    auto* const own = key == none ? nullptr : segments + (end - 1 - static_cast<std::int32_t>(key % scanning));
+    const auto until = sum_to_lane(own ? own->end - own->start : 0, lane);
+    if (lane == 31) in_warp[warp] = until;
+    __syncthreads();
+    const auto warps_until = sum_to_lane(in_warp[lane], lane);
+    sums[i] = until + __shfl_sync(0xffffffffu, warps_until, warp) - in_warp[warp];
+    const auto left = own ? sizes[document] : 0;
+    __syncthreads();
+    if (own) {
+      int first = 0, last = i;  // the first key of this document
+      while (first < last) {
+        const int middle = (first + last) / 2;
+        if (keys[middle] >> bits < document) first = middle + 1;
+        else last = middle;
+      }
+      own->base = left - (sums[i] - (first > 0 ? sums[first - 1] : 0));
+      if (i == scanning - 1 || keys[i + 1] >> bits != document) sizes[document] = own->base;
+    }
+    __syncthreads();
+  }
 }
 
 /// The search trees of tile classes. One thread block for each side of each row.
@@ -441,6 +491,7 @@ void find_device_masks(const DeviceMaskArgs& args, cudaStream_t stream) {
     launch_plainly(equal_ids_kernel, blocks, threads, stream, args);
     launch_plainly(number_kernel, blocks, threads, stream, args);
     launch_plainly(entries_kernel, blocks, threads, stream, args);
+    if (args.program.rule_restarts) launch_plainly(bases_kernel, sides, scanning, stream, args);
     launch_plainly(trees_kernel, sides, scanning, stream, args);
   } else if (args.program.has_documents) {
     const std::int64_t most = std::max<std::int64_t>(
