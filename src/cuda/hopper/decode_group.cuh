@@ -51,12 +51,11 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   static constexpr int kPart = kDepth < 128 ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
 
-  __device__ __forceinline__ GroupDecodeRows(const BulkDecodeArgs& args, Shared& shared)
+  __device__ __forceinline__ GroupDecodeRows(const DecodeArgs& args, Shared& shared)
       : Base(args, shared, 0), first_row_(static_cast<int>(threadIdx.x / 32) * 16) {}
 
   __device__ __forceinline__ void run() {
-    this->begin(DecodeTask(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth));
-    has_rows_ = task_.exists(args_, first_row_);
+    begin_task();
     wait_for_kernel_before();
     let_next_kernel_begin();
     take_queries();
@@ -65,11 +64,8 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       return;
     }
     sync_threads<kThreads>(1);  // neither tiles nor words are read any more
-    if (has_rows_ && !finite() && !attend_with_care(false)) attend_with_care(true);
-    sync_threads<kThreads>(1);
-    if (has_rows_) put_rows();
-    sync_threads<kThreads>(1);
-    this->template leave_rows<kThreads, kDepth>(0, min(Sizes::kRows, args_.rows - task_.first_row), shared_.results());
+    if (has_rows_ && !finite()) end_with_care(args_, shared_);
+    else end();
   }
 
  private:
@@ -80,6 +76,18 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   __device__ __forceinline__ static int t() { return static_cast<int>(lane_number() % 4); }
   /// The lane's rows, 0 and 1.
   __device__ __forceinline__ int row(int r) const { return first_row_ + g() + 8 * r; }
+
+  __device__ __forceinline__ void begin_task() {
+    this->begin(DecodeTask(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth));
+    has_rows_ = task_.exists(args_, first_row_);
+  }
+  __device__ __forceinline__ void end() {
+    if (has_rows_) put_results();
+    sync_threads<kThreads>(1);  // no warp reads words any more
+    if (has_rows_) note_rows();
+    sync_threads<kThreads>(1);
+    this->template leave_rows<kThreads, kDepth>(0, min(Sizes::kRows, args_.rows - task_.first_row), shared_.results());
+  }
 
   // --- Queries -------------------------------------------------------------------------------------------------------
 
@@ -273,6 +281,15 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   // --- The non-finite fallback ---------------------------------------------------------------------------------------
 
+  /// Computes a warp's results once more. A call, with nothing to keep for later: inlined, it would make the other passes
+  /// spill registers.
+  __device__ __noinline__ static void end_with_care(const DecodeArgs& args, Shared& shared) {
+    GroupDecodeRows rows(args, shared);
+    rows.begin_task();
+    if (!rows.attend_with_care(false)) rows.attend_with_care(true);
+    rows.end();
+  }
+
   /// A warp's pass over the keys in global memory. False if a row has overflowed.
   __device__ __forceinline__ bool attend_with_care(bool halved) {
     clear_rows(halved);
@@ -449,9 +466,20 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     return zero != 0.0f && sum > 0.0f && sum < infinity();  // zero is 0, or NaN
   }
 
-  /// Writes the warp's results to shared memory, over the tiles, with their factors. (The code is short because each
-  /// instruction has to be fetched to run once.)
-  __device__ __forceinline__ void put_rows() {
+  /// Writes the warp's results to shared memory, over the tiles. (The code is short because each instruction has to be
+  /// fetched to run once.)
+  __device__ __forceinline__ void put_results() const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int n = 0; n < kParts; ++n)
+#pragma unroll
+        for (int j = 0; j < kPartTiles; ++j)
+          *reinterpret_cast<float2*>(&shared_.results()[0][row(r)][n * kPart + 8 * j + 2 * t()]) =
+              make_float2(o_[n][j][2 * r], o_[n][j][2 * r + 1]);
+  }
+  /// Writes the factors of the results, and statistics, which lie where words did.
+  __device__ __forceinline__ void note_rows() {
     const float largest[2] = {quad_largest(softmax_.largest[0]), quad_largest(softmax_.largest[1])};
     const float sum[2] = {quad_sum(softmax_.sum[0]), quad_sum(softmax_.sum[1])};
     if (const int r = t(); r < 2 && task_.exists(args_, row(r))) {
@@ -462,15 +490,8 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
                  (r ? weight_[1] : weight_[0]) / factor);
       this->weigh(row(r));
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int n = 0; n < kParts; ++n)
-#pragma unroll
-        for (int j = 0; j < kPartTiles; ++j)
-          *reinterpret_cast<float2*>(&shared_.results()[0][row(r)][n * kPart + 8 * j + 2 * t()]) =
-              make_float2(o_[n][j][2 * r], o_[n][j][2 * r + 1]);
   }
+
   const int first_row_;  // of the warp's
   bool has_rows_;
   PipelineState<Sizes::kStages> at_;
