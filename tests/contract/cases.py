@@ -354,7 +354,7 @@ def measure(case, tensors=None, backward=True, fused=(False,), relative=False, *
 def more_draws(case):
     """8 to 32; a large case, which takes long (in longdouble, for float64, most of all), has many numbers in each."""
     terms = case.batch * case.heads_q * np.prod(case.q_shape) * np.prod(case.k_shape) * (case.d_qk + case.d_v)
-    return int(np.clip((1e9 if case.type != "float64" else 2e8) / max(terms, 1), 8, 32))
+    return int(np.clip((2.5e8 if case.type != "float64" else 5e7) / max(terms, 1), 8, 32))
 
 
 def misses(measured):
