@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from anyflash.jax import attention
-from cases import Case, Laid, same_bits
+from cases import Laid, same_bits
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
-from test_core import CALLS
+from test_core import CALLS, core_case
 
 jax.config.update("jax_enable_x64", True)  # for float64
 
@@ -78,7 +78,7 @@ def way(request, monkeypatch):
 def test_call(name, type, monkeypatch):
     """Each type in one of the two ways, which differ in nothing that has to do with types."""
     monkeypatch.setattr(cases, "Laid", JaxLaid if type in ("float16", "float64") else CompiledLaid)
-    cases.check(Case(type=type, seed=sum(map(ord, name)), **CALLS[name]))
+    cases.check(core_case(name, type))
 
 
 @examples(40)

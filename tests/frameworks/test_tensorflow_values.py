@@ -7,12 +7,12 @@ import cases
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import Case, Laid, same_bits
+from cases import Laid, same_bits
 from devices import DEVICE
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, paged_cases, ragged_cases
-from test_core import CALLS
+from test_core import CALLS, core_case
 
 
 class TensorflowLaid(Laid):
@@ -70,7 +70,7 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("name", [name for name in CALLS if CALLS[name].get("layout") != "qkv"])
 def test_call(name, type):
-    cases.check(Case(type=type, seed=sum(map(ord, name)), **CALLS[name]))
+    cases.check(core_case(name, type))
 
 
 @examples(60)

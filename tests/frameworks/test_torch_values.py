@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from anyflash import _core
-from cases import Case, Laid, same_bits
+from cases import Laid, same_bits
 from devices import DEVICE, as_tensor, from_device
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
-from test_core import CALLS
+from test_core import CALLS, core_case
 
 
 class TorchLaid(Laid):
@@ -67,7 +67,7 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("name", CALLS)
 def test_call(name, type):
-    cases.check(Case(type=type, seed=sum(map(ord, name)), **CALLS[name]))
+    cases.check(core_case(name, type))
 
 
 @examples(60)
