@@ -39,11 +39,11 @@ bool map_bulk_decode(const Problem& problem, BulkDecodeArgs& args) {
   return rows_of(problem, problem.q).vectors;
 }
 
-bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels) {
+bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels, bool alone) {
   if (!bulk_decode_serves(problem) || !map_bulk_decode(problem, args)) return false;
   const auto of_type = problem.type == ElementType::float16 ? bulk_decode_kernel<ElementType::float16>
                                                             : bulk_decode_kernel<ElementType::bfloat16>;
-  const auto kernel = of_type(padded_depth(problem), args.rows, args.masked);
+  const auto kernel = of_type(padded_depth(problem), args.rows, args.masked, alone);
   kernels.plain = kernel.function, kernels.rows = kernel.rows, kernels.values = padded_depth(problem);
   kernels.threads = kernel.threads, kernels.shared_bytes = kernel.bytes, kernels.in_turns = false;
   return true;

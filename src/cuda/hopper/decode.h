@@ -14,6 +14,7 @@ bool bulk_decode_serves(const Problem& problem);
 bool map_bulk_decode(const Problem& problem, BulkDecodeArgs& args);
 
 /// Does Hopper's kernel support the call? If so, it replaces kernels.plain, with its sizes, and args get the maps.
-bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels);
+/// alone: as in bulk_decode_kernel().
+bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels, bool alone);
 
 }  // namespace anyflash::cuda

@@ -19,8 +19,9 @@ struct BulkDecodeKernel {
   int threads, bytes;  ///< of a block; shared memory
 };
 
-/// depth: padded head size, 64, 128 or 256. rows: how many share a key head. masked: as in DecodeArgs.
+/// depth: padded head size, 64, 128 or 256. rows: how many share a key head. masked: as in DecodeArgs. alone: thread
+/// blocks share no multiprocessor, and the order of sums may depend on the batch.
 template <ElementType type>
-BulkDecodeKernel bulk_decode_kernel(int depth, int rows, bool masked);
+BulkDecodeKernel bulk_decode_kernel(int depth, int rows, bool masked, bool alone);
 
 }  // namespace anyflash::cuda

@@ -1,5 +1,5 @@
 #include "cuda/hopper/decode_kernels.cuh"
 
 namespace anyflash::cuda {
-template BulkDecodeKernel bulk_decode_kernel<ElementType::bfloat16>(int, int, bool);
+template BulkDecodeKernel bulk_decode_kernel<ElementType::bfloat16>(int, int, bool, bool);
 }

@@ -1,12 +1,12 @@
 // Decoding on Hopper (sm_90a) for 16-bit types with more than 8 rows, or under any mask: the products of decode.cuh,
 // computed by warpgroups. portable/decode.cuh defines tasks and parts.
 //
-// A thread block has one task: 64 rows for each consumer warpgroup. The warpgroups take tiles of 64 keys in order:
-// S = Q K^T, the online softmax, O += P V. As in the forward pass, keys and values are read where TMA put them, Q is
-// in shared memory, P and O in registers. The producer finds the mask words of partial tiles, one for each row. Warps
-// without rows only take part in the products. Two thread blocks on a multiprocessor (one at 256 channels), or two
-// warpgroups, hide each other's latency. Bound by reading K and V up to about 64 rows: memory needs 1800 cycles for a
-// tile of 128 channels, and the products take 600.
+// A thread block has one task of 64 or 128 rows. Its consumer warpgroups take tiles of 64 keys in order: S = Q K^T, the
+// online softmax, O += P V. As in the forward pass, keys and values are read where TMA put them, Q is in shared memory, P
+// and O in registers. A producer warp finds the mask words of partial tiles, one for each row. Warps without rows only
+// take part in the products. Two warpgroups hide each other's latency: those of two thread blocks on a multiprocessor
+// (one at 256 channels); of a lone thread block, which take every other tile; from 65 rows on, with 64 rows each. Bound
+// by reading K and V up to about 64 rows: memory needs 1800 cycles for a tile of 128 channels, and the products 600.
 //
 // A warp whose result is not finite repeats its keys by the non-finite fallback, with mma.sync in the same order, which
 // gives its other rows the same bits. It reads keys and values from global memory, since the tiles are gone.
@@ -21,38 +21,39 @@
 
 namespace anyflash::cuda {
 
-template <class E, int depth, int stages, int groups>
+/// Warpgroups share the rows (row_groups) or the tiles (key_groups) of a task.
+template <class E, int depth, int stages, int row_groups, int key_groups>
 struct GroupDecodeSizes {
   using Element = E;
-  static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64 * groups;
-  static constexpr int kWarps = 4 * groups, kThreads = 32 * (kWarps + 2);
-  static constexpr int kKeyWarps = 1;
+  static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64 * row_groups;
+  static constexpr int kWarps = 4 * row_groups * key_groups, kThreads = 32 * (kWarps + 2);
+  static constexpr int kKeyWarps = key_groups, kTileWarps = 4 * row_groups;  ///< of a row; of a tile
   static constexpr bool kMasks = true;
 };
 
 template <class Sizes>
 struct GroupDecodeShared : BulkDecodeShared<Sizes> {
   alignas(1024) typename Sizes::Element q[Sizes::kRows * Sizes::kDepth];  ///< laid out as k and v
-  /// Of the rows, for one partial tile at a time; where their statistics will be.
-  __device__ __forceinline__ rules::Word* words() { return reinterpret_cast<rules::Word*>(this->largest); }
 };
 
 template <class BlockSizes>
-class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShared<BlockSizes>, 1> {
-  using Base = DecodeEnd<typename BlockSizes::Element, GroupDecodeShared<BlockSizes>, 1>;
-  using Base::args_, Base::call_, Base::shared_, Base::task_, Base::scale, Base::infinity;
+class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShared<BlockSizes>, BlockSizes::kKeyWarps> {
+  using Base = DecodeEnd<typename BlockSizes::Element, GroupDecodeShared<BlockSizes>, BlockSizes::kKeyWarps>;
+  using Base::args_, Base::call_, Base::shared_, Base::warp_, Base::task_, Base::scale, Base::infinity;
 
  public:
   using Sizes = BlockSizes;
   using E = typename Sizes::Element;
   using Shared = GroupDecodeShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kThreads = 32 * Sizes::kWarps;
+  static constexpr int kKeyGroups = Sizes::kKeyWarps, kTileThreads = kThreads / kKeyGroups;
   static constexpr int kTiles = kKeys / 8;               ///< of 8 keys
   static constexpr int kPart = kDepth < 128 ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
 
   __device__ __forceinline__ GroupDecodeRows(const DecodeArgs& args, Shared& shared)
-      : Base(args, shared, 0), first_row_(static_cast<int>(threadIdx.x / 32) * 16) {}
+      : Base(args, shared, static_cast<int>(threadIdx.x) / kTileThreads),
+        first_row_(static_cast<int>(threadIdx.x) % kTileThreads / 32 * 16) {}
 
   __device__ __forceinline__ void run() {
     begin_task();
@@ -86,7 +87,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     sync_threads<kThreads>(1);  // no warp reads words any more
     if (has_rows_) note_rows();
     sync_threads<kThreads>(1);
-    this->template leave_rows<kThreads, kDepth>(0, min(Sizes::kRows, args_.rows - task_.first_row), shared_.results());
+    const int rows = min(Sizes::kRows, args_.rows - task_.first_row);
+    if (static_cast<int>(threadIdx.x) < rows) this->weigh(static_cast<int>(threadIdx.x));
+    sync_threads<kThreads>(1);
+    this->template leave_rows<kThreads, kDepth>(0, rows, shared_.results());
   }
 
   // --- Queries -------------------------------------------------------------------------------------------------------
@@ -102,10 +106,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       a[n] = *reinterpret_cast<const std::uint32_t*>(query_at(row(n % 2), 16 * m + n / 2 * 8) + 2 * t());
   }
 
-  /// Copies Q to shared memory. A thread has half a row, all of which it requests before it waits.
+  /// Copies Q to shared memory. A thread has a part of a row, all of which it requests before it waits.
   __device__ __forceinline__ void take_queries() {
-    constexpr int kChunks = kDepth / 16;  // of 8 channels
-    const int own = static_cast<int>(threadIdx.x) / 2, first = static_cast<int>(threadIdx.x) % 2 * kChunks;
+    constexpr int kOfRow = kThreads / Sizes::kRows, kChunks = kDepth / 8 / kOfRow;  // of 8 channels
+    const int own = static_cast<int>(threadIdx.x) / kOfRow, first = static_cast<int>(threadIdx.x) % kOfRow * kChunks;
     const auto& rows = call_.q;
     const E* const from = reinterpret_cast<const E*>(rows.data) + task_.b * rows.batch +
                           task_.query_head(args_, own) * rows.head + task_.query(args_, own) * rows.sequence[2];
@@ -124,22 +128,24 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the keys, by the warpgroup. False if there are none.
+  /// One pass over the warpgroup's tiles. False if the task has no keys.
   __device__ __forceinline__ bool attend() {
     clear_rows(false);
     Scores s;
     Rest rest;
     std::uint32_t p[kTiles / 2][4];
     float factor[2];
-    PipelineState<1> words_at;
-    shared_.tiles.wait_full(at_);
-    auto tile = shared_.tile[at_.stage];
-    if (tile.keys == 0 && tile.last) return false;
-    const auto next = [&] {
-      at_.advance();
+    PipelineState<kKeyGroups> words_at{warp_};
+    const auto advance = [&](int tiles) {
+      for (int n = 0; n < tiles; ++n) at_.advance();
       shared_.tiles.wait_full(at_);
     };
-    if (Sizes::kRows == 64 && !args_.masked) {  // less code: short tasks wait until it is fetched
+    const auto next = [&] { advance(kKeyGroups); };
+    advance(warp_);
+    auto tile = shared_.tile[at_.stage];
+    if (tile.keys == 0 && tile.last) return !tile.none;
+    // Less code: short tasks wait until it is fetched. And no tile waits for the next one to be loaded.
+    if (kKeyGroups > 1 || (Sizes::kRows == 64 && !args_.masked)) {
       for (;; next(), tile = shared_.tile[at_.stage]) {
         issue_scores(s, rest);
         wgmma_wait<0>();
@@ -190,15 +196,15 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   }
   /// As take_scores().
   __device__ __forceinline__ bool finish_scores(Scores& s, Rest& rest, const GroupTile& tile,
-                                                PipelineState<1>& words_at, float (&factor)[2]) {
+                                                PipelineState<kKeyGroups>& words_at, float (&factor)[2]) {
     keep(s);
     if constexpr (kDepth > 128) keep(rest), add_scores(s, rest);
     rules::Word word[2] = {rules::all_bits, rules::all_bits};
     if (tile.partial) {
       shared_.partial_tiles.wait_full(words_at);
-      word[0] = shared_.words()[row(0)], word[1] = shared_.words()[row(1)];
+      word[0] = shared_.words(warp_)[row(0)], word[1] = shared_.words(warp_)[row(1)];
       shared_.partial_tiles.release(words_at);
-      words_at.advance();
+      words_at.phase ^= 1;
     }
     return has_rows_ && take_scores(s, word, factor);
   }
@@ -211,12 +217,12 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   /// Clears values after the last key, where the tile is uninitialised.
   __device__ __forceinline__ void clear_values(int keys) {
-    for (int n = keys * 8 + static_cast<int>(threadIdx.x); n < kKeys * 8; n += kThreads)
+    for (int n = keys * 8 + static_cast<int>(threadIdx.x) % kTileThreads; n < kKeys * 8; n += kTileThreads)
 #pragma unroll
       for (int panel = 0; panel < kDepth / 64; ++panel)
         *reinterpret_cast<uint4*>(shared_.v[at_.stage] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
     fence_proxy_async();
-    sync_threads<kThreads>(1);
+    sync_threads<kTileThreads>(kKeyGroups > 1 ? 2 + warp_ : 1);
   }
 
   __device__ __forceinline__ void issue_values(const std::uint32_t (&p)[kTiles / 2][4],
@@ -294,14 +300,16 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   __device__ __forceinline__ bool attend_with_care(bool halved) {
     clear_rows(halved);
     const auto size = decode_keys(args_, task_.b);
-    auto* const words = shared_.words() + first_row_;
+    auto* const words = shared_.words(warp_) + first_row_;
+    int tile = 0;
 #pragma unroll 1
-    for (auto walk = walk_of_task(args_, task_, size); walk.more(); walk.step()) {
+    for (auto walk = walk_of_task(args_, task_, size, args_.masked); walk.more(); walk.step()) {
+      if (tile++ % kKeyGroups != warp_) continue;
       const int first = walk.block * kKeys, keys = min(kKeys, size - first);
       __syncwarp();
       find_words_of_rows<16>(args_, task_, first_row_, walk, word_of_keys<kKeys>(args_, first, size), words);
       __syncwarp();
-      const rules::Word word[2] = {shared_.words()[row(0)], shared_.words()[row(1)]};
+      const rules::Word word[2] = {words[g()], words[g() + 8]};
       Scores s;
       fallback_scores(s, first, keys);
       if (float factor[2]; take_scores(s, word, factor)) rescale(factor);
@@ -475,7 +483,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int n = 0; n < kParts; ++n)
 #pragma unroll
         for (int j = 0; j < kPartTiles; ++j)
-          *reinterpret_cast<float2*>(&shared_.results()[0][row(r)][n * kPart + 8 * j + 2 * t()]) =
+          *reinterpret_cast<float2*>(&shared_.results()[warp_][row(r)][n * kPart + 8 * j + 2 * t()]) =
               make_float2(o_[n][j][2 * r], o_[n][j][2 * r + 1]);
   }
   /// Writes the factors of the results, and statistics, which lie where words did.
@@ -488,7 +496,6 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       const float factor = rise ? expf((shift - above) * scale()) : 1.0f;
       this->note(row(r), rise ? above : shift, (r ? sum[1] : sum[0]) * factor, r ? seen_[1] : seen_[0],
                  (r ? weight_[1] : weight_[0]) / factor);
-      this->weigh(row(r));
     }
   }
 

@@ -49,27 +49,29 @@ template <class E, int depth, int warps, int stages>
 BulkDecodeKernel few_rows_kernel_of() {
   return bulk_decode_kernel_of<BulkDecodeRows<BulkDecodeSizes<E, depth, warps, stages>>>();
 }
-template <class E, int depth, int stages, int groups>
+template <class E, int depth, int stages, int row_groups, int key_groups>
 BulkDecodeKernel group_kernel_of() {
-  return bulk_decode_kernel_of<GroupDecodeRows<GroupDecodeSizes<E, depth, stages, groups>>>();
+  return bulk_decode_kernel_of<GroupDecodeRows<GroupDecodeSizes<E, depth, stages, row_groups, key_groups>>>();
 }
 
-// Of up to 8 rows that see the same keys: warps, stages; of others: stages, warpgroups. Two thread blocks share a
-// multiprocessor up to 128 channels and 64 rows. docs/notes/gpu-decode.md has the figures.
+// Of up to 8 rows that see the same keys: warps, stages; of others: stages, warpgroups of the rows and of the keys. Two
+// thread blocks share a multiprocessor where a warpgroup has one alone. docs/notes/gpu-decode.md has the figures.
 template <ElementType type>
-BulkDecodeKernel bulk_decode_kernel(int depth, int rows, bool masked) {
+BulkDecodeKernel bulk_decode_kernel(int depth, int rows, bool masked, bool alone) {
   using E = NumberOf16<type>;
   const bool few = rows <= 8 && !masked, many = rows > 64;
   switch (depth) {
     case 64:
-      return few    ? few_rows_kernel_of<E, 64, 8, 3>()
-             : many ? group_kernel_of<E, 64, 6, 2>()
-                    : group_kernel_of<E, 64, 6, 1>();
+      return few     ? few_rows_kernel_of<E, 64, 8, 3>()
+             : many  ? group_kernel_of<E, 64, 12, 2, 1>()
+             : alone ? group_kernel_of<E, 64, 12, 1, 2>()
+                     : group_kernel_of<E, 64, 6, 1, 1>();
     case 128:
-      return few    ? few_rows_kernel_of<E, 128, 4, 3>()
-             : many ? group_kernel_of<E, 128, 4, 2>()
-                    : group_kernel_of<E, 128, 3, 1>();
-    default: return few ? few_rows_kernel_of<E, 256, 4, 3>() : group_kernel_of<E, 256, 3, 1>();
+      return few     ? few_rows_kernel_of<E, 128, 4, 3>()
+             : many  ? group_kernel_of<E, 128, 6, 2, 1>()
+             : alone ? group_kernel_of<E, 128, 6, 1, 2>()
+                     : group_kernel_of<E, 128, 3, 1, 1>();
+    default: return few ? few_rows_kernel_of<E, 256, 4, 3>() : group_kernel_of<E, 256, 3, 1, 1>();
   }
 }
 

@@ -14,7 +14,7 @@ template <class E, int depth, int warps, int stages>
 struct BulkDecodeSizes {
   using Element = E;
   static constexpr int kDepth = depth, kKeyWarps = warps, kStages = stages, kKeys = 16 * warps, kRows = 8;
-  static constexpr int kWarps = warps, kThreads = 32 * (kWarps + 2);
+  static constexpr int kWarps = warps, kTileWarps = warps, kThreads = 32 * (kWarps + 2);
   static constexpr bool kMasks = false;
   static_assert(kKeys % 64 == 0);
 };
@@ -26,10 +26,11 @@ __device__ __forceinline__ std::uint32_t pair_of(E a, E b) {
          static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
 }
 
-/// A tile of GroupDecodeRows: so many keys from `first` on. partial: rows have mask words.
+/// A tile of GroupDecodeRows: so many keys from `first` on. partial: rows have mask words. last: of the warpgroup's.
+/// none: the task has no keys.
 struct alignas(16) GroupTile {
   std::int32_t first, keys;
-  bool partial, last;
+  bool partial, last, none;
 };
 
 template <class Sizes>
@@ -43,12 +44,17 @@ struct BulkDecodeShared {
   bool seen[kKeyWarps][Sizes::kRows];
   GroupTile tile[Sizes::kMasks ? Sizes::kStages : 1];
   Pipeline<Sizes::kStages> tiles;
-  Pipeline<1> partial_tiles;  ///< their words
+  Pipeline<kKeyWarps> partial_tiles;  ///< their words, of each warpgroup's
 
   /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(int loading_warps) {
-    tiles.init(Sizes::kWarps, loading_warps), partial_tiles.init(Sizes::kWarps, Barrier::kLanes);
+    tiles.init(Sizes::kTileWarps, loading_warps);
+    if constexpr (Sizes::kMasks) partial_tiles.init(Sizes::kTileWarps, Barrier::kLanes);
     barriers_begun();
+  }
+  /// Of the rows, for one partial tile of a warpgroup at a time; where statistics will be.
+  __device__ __forceinline__ rules::Word* words(int group) {
+    return reinterpret_cast<rules::Word*>(largest) + group * Sizes::kRows;
   }
   /// Over the tiles; padded against bank conflicts.
   using Results = T[kKeyWarps][Sizes::kRows][Sizes::kDepth + 8];
@@ -69,7 +75,11 @@ class BulkDecodeLoader {
   static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kStages = Sizes::kStages;
 
   __device__ __forceinline__ BulkDecodeLoader(const BulkDecodeArgs& args, Shared& shared, int warp)
-      : args_(args), shared_(shared), warp_(warp), log_boxes_(rules::lowest_bit(kKeys / args.box_rows)) {}
+      : args_(args),
+        shared_(shared),
+        warp_(warp),
+        log_boxes_(rules::lowest_bit(kKeys / args.box_rows)),
+        jumps_(args.masked && !args.in_a_row) {}
 
   __device__ __forceinline__ void run() {
     // A lane's boxes are always the same rows and channels of a tile, of one of the two tensors.
@@ -105,19 +115,23 @@ class BulkDecodeLoader {
     };
     const DecodeTask task(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth);
     // What is not in memory is computed before the previous kernel is done.
-    const bool in_memory = args_.lengths.data || args_.length_in_mask || args_.masked;
+    const bool in_memory = args_.lengths.data || args_.length_in_mask || jumps_;
     if (in_memory) wait_for_kernel_before();
     int n = 0;  // of the tile's first box in the task
     if constexpr (Sizes::kMasks) {
       const auto size = decode_keys(args_, task.b);
-      auto walk = walk_of_task(args_, task, size);
+      auto walk = walk_of_task(args_, task, size, jumps_);
+      auto ahead = walk;  // at the warpgroup's next tile
+      for (int group = 0; group < Sizes::kKeyWarps; ++group) ahead.step();
       if (!in_memory) wait_for_kernel_before();
-      for (GroupTile tile{}; !tile.last; n += args_.masked ? 0 : boxes) {  // at least one, perhaps without keys
+      const bool none = !walk.more();
+      // At least one tile for each warpgroup, perhaps without keys.
+      for (int number = 0; number < Sizes::kKeyWarps || walk.more(); ++number, n += jumps_ ? 0 : boxes) {
         const int first = walk.block * kKeys, keys = walk.more() ? max(min(kKeys, size - first), 0) : 0;
-        tile = {first, keys, is_partial(args_, walk, word_of_keys<kKeys>(args_, first, size)), false};
-        walk.step();
-        tile.last = !walk.more();
-        look_up_pages(task, {first - n * args_.box_rows, args_.masked ? first + keys : size}, n);
+        const GroupTile tile = {first, keys, is_partial(walk, word_of_keys<kKeys>(args_, first, size), jumps_),
+                                !ahead.more(), none};
+        walk.step(), ahead.step();
+        look_up_pages(task, {first - n * args_.box_rows, jumps_ ? first + keys : size}, n);
         load(task, tile, first + keys, n);
       }
     } else {
@@ -135,15 +149,18 @@ class BulkDecodeLoader {
     const DecodeTask task(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth);
     wait_for_kernel_before();
     const auto size = decode_keys(args_, task.b);
-    PipelineState<1> at;
-    for (auto walk = walk_of_task(args_, task, size); walk.more(); walk.step()) {
+    int group = 0;
+    unsigned phases = 0;  // a bit of each warpgroup
+    for (auto walk = walk_of_task(args_, task, size, args_.masked); walk.more(); walk.step()) {
       const auto word = word_of_keys<kKeys>(args_, walk.block * kKeys, size);
-      if (!is_partial(args_, walk, word)) continue;
-      shared_.partial_tiles.wait_empty(at);
-      for (int row = 0; row < Sizes::kRows; row += 32)
-        find_words_of_rows<32>(args_, task, row, walk, word, shared_.words() + row);
-      release(shared_.partial_tiles.full[0]);
-      at.advance();
+      if (is_partial(walk, word, args_.masked)) {
+        shared_.partial_tiles.wait_empty({group, phases >> group & 1});
+        for (int row = 0; row < Sizes::kRows; row += 32)
+          find_words_of_rows<32>(args_, task, row, walk, word, shared_.words(group) + row);
+        release(shared_.partial_tiles.full[group]);
+        phases ^= 1u << group;
+      }
+      group = group + 1 < Sizes::kKeyWarps ? group + 1 : 0;
     }
   }
 
@@ -161,7 +178,7 @@ class BulkDecodeLoader {
     if (!args_.call.paged || n % 32 != 0) return;
     const int lane = static_cast<int>(lane_number());
     now_ = n == 0 ? page_of(task, span, lane) : next_;
-    if (!args_.masked) next_ = page_of(task, span, n + 32 + lane);
+    if (!jumps_) next_ = page_of(task, span, n + 32 + lane);
   }
   __device__ __forceinline__ Place page_of(const DecodeTask& task, const DecodeSpan& span, int n) const {
     const auto& pages = args_.call.pages;
@@ -176,6 +193,7 @@ class BulkDecodeLoader {
   Shared& shared_;
   const int warp_;       ///< the number of the producer warp
   const int log_boxes_;  ///< of a tile's rows
+  const bool jumps_;     ///< visited blocks are known from memory only
   Place now_, next_;     ///< lane n has box n of 32
   PipelineState<Sizes::kStages> at_;
 };

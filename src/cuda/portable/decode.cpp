@@ -82,7 +82,8 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
 
 /// Enough parts to give every multiprocessor a task and none two; two tasks, where the rows take several. One part, if
 /// heads alone give most multiprocessors a task: they then read about as fast as all would. Where lengths may differ,
-/// parts are short enough that nothing waits for the longest entry.
+/// parts are short enough that nothing waits for the longest entry. Partial results of several queries are large: their
+/// parts are longer, as long as half of the multiprocessors have a task.
 Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
   const auto row_parts = std::max((rows_of(problem) + most_rows - 1) / most_rows, std::int64_t{1});
@@ -92,9 +93,16 @@ Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   if (bytes <= kPartBytes && !few_heads) return {blocks, 1};
   const auto least = few_heads && rows_of(problem) <= 16 ? kLeastPartBytes / 2 : kLeastPartBytes;
   const auto each = 5 * heads >= 3 * machine ? 1 : machine / heads;
-  const auto parts = std::min({each, bytes / least, std::int64_t{kPartsJoined}});
+  const auto longer = problem.queries() > 1 ? std::max(bytes / kPartBytes, each / 2) : each;
+  const auto parts = std::min({each, longer, bytes / least, std::int64_t{kPartsJoined}});
   const bool even = !plan.masks_on_device && !problem.key_lengths.given();
   return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};
+}
+
+/// Has a multiprocessor at most one task, of a call that is large enough to be cut as suits the machine?
+bool is_alone(const Problem& problem, const ExecutionPlan& plan, const Cut& cut) {
+  return visited_blocks(problem, plan) * block_bytes(problem) > kPartBytes &&
+         problem.batch * problem.heads_kv * cut.parts <= facts_of(problem.device).multiprocessors;
 }
 
 /// Bytes of the parts' partial results, without their statistics.
@@ -120,15 +128,19 @@ bool sees_all(const Problem& problem, const ExecutionPlan& plan) {
          std::all_of(program.atoms, program.atoms + program.atom_count, all);
 }
 
-/// Do all queries see the same consecutive key blocks, and all keys of each except a few partial blocks? If so, the
-/// blocks are stored in args.
-bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& args) {
+/// Could batch entries have masks of their own, in a larger batch?
+bool may_differ(const Problem& problem, const ExecutionPlan& plan) {
+  const auto& program = plan.groups[0].program;
+  return problem.key_lengths.given() || program.has_documents ||
+         std::any_of(program.atoms, program.atoms + program.atom_count,
+                     [](const rules::Atom& atom) { return atom.data != nullptr; });
+}
+
+/// Are the visited key blocks consecutive and the same in all batch entries, and full except a few? If so, the blocks
+/// are stored in args. words: with the words of the only query.
+bool find_blocks(const ExecutionPlan& plan, bool words, DecodeArgs& args) {
   const auto& group = plan.groups[0];
-  const auto& program = group.program;
-  const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
-                                  [](const rules::Atom& atom) { return atom.data != nullptr; });
-  // Calls whose entries could differ in a batch use the other kernel in every batch.
-  if (plan.masks_on_device || problem.key_lengths.given() || program.has_documents || tables) return false;
+  if (plan.masks_on_device || plan.batch_groups > 1) return false;
   int partial = 0;
   args.first_block = args.end_block = 0, args.partial[0] = args.partial[1] = -1;
   for (const auto& run : group.keys_of_query_block.runs) {
@@ -136,9 +148,11 @@ bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& 
     if (run.first != args.end_block) return false;
     args.end_block += run.count;
     if (run.kind == TileClass::full) continue;
-    if (run.count > 1 || args.queries > 1 || partial == DecodeArgs::partial_blocks) return false;
-    args.partial[partial] = run.first;
-    args.words[partial++] = rules::word(program, {{0, 0, 0}}, plan.key_grid.box(run.first));
+    for (auto block = run.first; block < args.end_block; ++block) {
+      if (partial == DecodeArgs::partial_blocks) return false;
+      args.partial[partial] = block;
+      args.words[partial++] = words ? rules::word(group.program, {{0, 0, 0}}, plan.key_grid.box(block)) : 0;
+    }
   }
   return true;
 }
@@ -201,13 +215,18 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   find_keys(problem, plan, args);
   auto kernels = kernels_of(problem, false);
   const bool whole = kernels.plain && has_whole_rows(kernels, args);
-  bool plain = whole && (args.by_length || find_blocks(problem, plan, args));
-  args.masked = !plain;
+  // Calls whose entries could differ in a batch use the other kernel in every batch.
+  const bool one_mask = args.queries == 1 && !may_differ(problem, plan);
+  const bool in_a_row = !args.by_length && find_blocks(plan, one_mask, args);
+  bool plain = whole && (args.by_length || (in_a_row && one_mask));
+  args.masked = !plain, args.in_a_row = in_a_row && args.masked;
   // Hopper's kernels compute all 16-bit calls whose rows a tensor map can describe (no negative strides, for example).
-  const bool bulk = whole && take_bulk_decode(problem, args, kernels);
+  const auto cut_here = cut_for_machine(problem, plan);
+  const bool bulk =
+      whole && take_bulk_decode(problem, args, kernels, !problem.deterministic && is_alone(problem, plan, cut_here));
   plain = bulk || (plain && (element_size(problem.type) > 2 || !has_groups(problem.device)));
   if (plain && !bulk) kernels = kernels_of(problem, true);
-  const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);
+  const auto cut = bulk && !problem.deterministic ? cut_here : cut_of(problem, plan);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
   args.parts = static_cast<std::int32_t>(cut.parts), args.part_blocks = static_cast<std::int32_t>(cut.part_blocks);
   args.call.value_parts = static_cast<std::int32_t>((problem.d_v + kernels.values - 1) / kernels.values);
@@ -221,7 +240,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const auto rows = double(problem.batch) * double(problem.heads_q) * args.queries;
   check_tasks(std::max(tasks, rows));
   args.tasks = static_cast<std::int32_t>(tasks);
-  args.joined = rows > kJoinedByBlocks ? static_cast<std::int32_t>(rows) : 0;
+  args.joined = static_cast<std::int32_t>(rows);
   const auto* const parts = plain ? kernels.plain : kernels.parts;
   allow_shared_memory(parts, kernels.shared_bytes, problem.device.index);
   const auto& facts = facts_of(problem.device);
@@ -232,8 +251,10 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
   launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream, early && !captured);
   if (args.parts > 1) {
-    const auto blocks = args.joined > 0 ? (args.joined + kJoinSums - 1) / kJoinSums : static_cast<std::int32_t>(rows);
-    launch(kernels.join, blocks, DecodeKernels::join_threads, 0, &args, stream, early);
+    int join = 3, rows_of_block = 1;
+    while (join > 0 && args.joined > kJoinsBeside * rows_of_block) --join, rows_of_block *= 2;
+    launch(kernels.joins[join], (args.joined + rows_of_block - 1) / rows_of_block, DecodeKernels::join_threads, 0,
+           &args, stream, early);
   }
 }
 

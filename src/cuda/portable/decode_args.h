@@ -19,7 +19,7 @@ struct DecodeArgs {
   // The number of tasks: (batch, key head, part, row part, part of the values).
   std::int32_t tasks;
   char *results, *statistics;  // null: one part
-  std::int32_t joined;         // above 0: the number of rows of all heads, so many that a warp joins the parts of each
+  std::int32_t joined;         // the number of rows of all heads
 
   std::int32_t keys;  // number of keys of the longest batch entry
 
@@ -27,13 +27,14 @@ struct DecodeArgs {
   bool by_length, length_in_mask;
   Integers lengths;
 
-  // For the plain kernel otherwise: all queries see the same key blocks, first_block to end_block - 1, and all keys of
-  // each except the blocks in `partial` (-1: none).
+  // For the plain kernel otherwise, and in_a_row: the queries see key blocks first_block to end_block - 1, and all keys
+  // of each except the blocks in `partial` (-1: none).
   static constexpr int partial_blocks = 2;
   std::int32_t first_block, end_block, partial[partial_blocks];
   rules::Word words[partial_blocks];
 
-  bool masked;  // not a plain call: each row has mask words of its own
+  bool masked;    // not a plain call: each row has mask words of its own
+  bool in_a_row;  // masked, but which blocks are visited need not be read from memory; `words` are 0
 
   static constexpr int most_parts = 128;
 };

@@ -108,9 +108,19 @@ class DecodeEnd {
     for (int n = static_cast<int>(threadIdx.x); n < (end - first) * (kDepth / 4); n += kThreads) {
       const int row = n / (kDepth / 4), channel = n % (kDepth / 4) * 4;
       if (channel >= channels) continue;
-      T o[4];
+      T o[4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[i] = mean(first + row, [&](int w) { return results[w][row][channel + i]; });
+      for (int w = 0; w < kWarps; ++w) {  // as mean(), without a branch
+        const T weight = shared_.weight[w][first + row];
+        const float4 x = *reinterpret_cast<const float4*>(&results[w][row][channel]);
+        const bool counted = counts(weight);
+        o[0] += counted ? x.x * weight : T(0), o[1] += counted ? x.y * weight : T(0);
+        o[2] += counted ? x.z * weight : T(0), o[3] += counted ? x.w * weight : T(0);
+      }
+      if (isinf(o[0]) | isinf(o[1]) | isinf(o[2]) | isinf(o[3])) {
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) o[i] = mean(first + row, [&](int w) { return results[w][row][channel + i]; });
+      }
       const int at = task_.first_value + channel;
       if (args_.parts > 1) {
         *reinterpret_cast<float4*>(results_ + (first + row) * call_.d_v + at) = make_float4(o[0], o[1], o[2], o[3]);

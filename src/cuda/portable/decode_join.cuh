@@ -5,10 +5,10 @@
 
 namespace anyflash::cuda {
 
-/// Computes the factors of each part's results of a row into `weights`, by one warp, and stores the row's statistics.
+/// Computes the factors of each part's results of a row into `weights`, by one warp. store: the row's statistics too.
 template <class T>
 __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t b, std::int32_t h, std::int32_t query,
-                                            std::int64_t first_place, T* weights) {
+                                            std::int64_t first_place, bool store, T* weights) {
   constexpr int kOwn = DecodeArgs::most_parts / 32;  // parts per lane
   const int lane = static_cast<int>(lane_number());
   const T scale = args.general ? T(1) : static_cast<T>(args.call.scale);
@@ -32,7 +32,7 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
     sum += share[n];
   }
   for (int n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
-  const FinishedRow<T> finished(args, b, h, query, largest, scale, sum, seen, lane == 0);
+  const FinishedRow<T> finished(args, b, h, query, largest, scale, sum, seen, store && lane == 0);
 #pragma unroll
   for (int n = 0; n < kOwn; ++n)
     if (lane + 32 * n < args.parts)
@@ -70,63 +70,81 @@ struct JoinedRow {
   }
 };
 
-/// Joins the partial results of a row in a fixed order: one thread block per (batch, query head, query).
-template <class E, class T, int kThreads>
-__device__ __forceinline__ void join_parts(const DecodeArgs& args) {
-  constexpr int kWarps = kThreads / 32, kChannels = 4;  // per lane at a time
-  static_assert(kWarps == kJoinSums);
-  __shared__ T weights[DecodeArgs::most_parts], results[kWarps][32 * kChannels];
+/// Joins the partial results of rows, each in a fixed order. Part n is a term of sum n % kJoinSums, and the sums are
+/// added in a tree. kWarps share a row, some of its sums each: the bits do not depend on their number.
+template <class E, class T, int kThreads, int kWarps>
+__device__ __forceinline__ void join_rows(const DecodeArgs& args) {
+  constexpr int kAllWarps = kThreads / 32, kSums = kJoinSums / kWarps, kChannels = 4;  // per lane at a time
+  static_assert(kJoinSums % kWarps == 0 && kAllWarps % kWarps == 0);
+  __shared__ T weights_of_warps[kAllWarps][DecodeArgs::most_parts], results[kAllWarps][32 * kChannels];
   const auto& call = args.call;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const JoinedRow<E, T> row(args, static_cast<std::int32_t>(blockIdx.x));
-  if (warp == 0) weigh_parts(args, row.b, row.h, row.query, row.place, weights);
-  __syncthreads();
-  for (int first = 0; first < call.d_v; first += 32 * kChannels) {
-    T o[kChannels] = {};
-#pragma unroll 4
-    for (int part = warp; part < args.parts; part += kWarps) {
-      const T weight = weights[part];
-      const T* const at = row.from + part * row.step + first + lane;
-#pragma unroll
-      for (int n = 0; n < kChannels; ++n)
-        if (first + lane + 32 * n < call.d_v && counts(weight)) o[n] += at[32 * n] * weight;
-    }
-#pragma unroll
-    for (int n = 0; n < kChannels; ++n) results[warp][lane + 32 * n] = o[n];
-    __syncthreads();
-    for (int c = threadIdx.x; c < 32 * kChannels && first + c < call.d_v; c += kThreads) {
-      T all = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) all += results[w][c];
-      all = mean_of_parts(all, args.parts, weights, row.from + first + c, row.step);
-      row.out[(first + c) * call.out.channel] = rounded_mean<E>(all);
-    }
-    __syncthreads();
-  }
-}
-
-/// The same, with the same bits, of a row by each warp: faster if there are more rows than thread blocks at a time.
-template <class E, class T, int kThreads>
-__device__ __forceinline__ void join_many_rows(const DecodeArgs& args) {
-  __shared__ T weights_of_warps[kThreads / 32][DecodeArgs::most_parts];
-  const auto& call = args.call;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto number = static_cast<std::int32_t>(blockIdx.x * (kThreads / 32) + warp);
-  if (number >= args.joined) return;
-  const JoinedRow<E, T> row(args, number);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own = warp % kWarps;
+  const auto number = static_cast<std::int32_t>(blockIdx.x * (kAllWarps / kWarps) + warp / kWarps);
+  const bool exists = number < args.joined;
+  const JoinedRow<E, T> row(args, exists ? number : 0);
   T* const weights = weights_of_warps[warp];
-  weigh_parts(args, row.b, row.h, row.query, row.place, weights);
+  T x[kSums][kChannels], o[kSums][kChannels];
+  const auto load = [&](int first, int of_sums) {
+#pragma unroll
+    for (int n = 0; n < kSums; ++n)
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const int part = of_sums + n * kWarps, channel = first + lane + 32 * c;
+        x[n][c] = part < args.parts && channel < call.d_v ? row.from[part * row.step + channel] : T(0);
+      }
+  };
+  const auto add = [&](int of_sums) {
+#pragma unroll
+    for (int n = 0; n < kSums; ++n) {
+      const int part = of_sums + n * kWarps;
+      const T weight = part < args.parts ? weights[part] : T(0);
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c)
+        if (counts(weight)) o[n][c] += x[n][c] * weight;
+    }
+  };
+  load(0, own);  // before the weights are known
+  weigh_parts(args, row.b, row.h, row.query, row.place, exists && own == 0, weights);
   __syncwarp();
-  for (int c = lane; c < call.d_v; c += 32) {
-    T o[kJoinSums] = {}, all = 0;
-    for (int first = 0; first < args.parts; first += kJoinSums)
+  for (int first = 0; first < call.d_v; first += 32 * kChannels) {
+    if (first > 0) load(first, own);
 #pragma unroll
-      for (int w = 0; w < kJoinSums; ++w)
-        if (first + w < args.parts && counts(weights[first + w]))
-          o[w] += row.from[(first + w) * row.step + c] * weights[first + w];
+    for (int n = 0; n < kSums; ++n)
 #pragma unroll
-    for (int w = 0; w < kJoinSums; ++w) all += o[w];
-    row.out[c * call.out.channel] = rounded_mean<E>(mean_of_parts(all, args.parts, weights, row.from + c, row.step));
+      for (int c = 0; c < kChannels; ++c) o[n][c] = 0;
+    add(own);
+#pragma unroll(kWarps > 2 ? kWarps / 2 : 1)
+    for (int of_sums = own + kJoinSums; of_sums < args.parts; of_sums += kJoinSums) load(first, of_sums), add(of_sums);
+#pragma unroll
+    for (int half = kSums / 2; half > 0; half /= 2)
+#pragma unroll
+      for (int n = 0; n < half; ++n)
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) o[n][c] += o[n + half][c];
+    const auto leave = [&](int channel, T all) {
+      all = mean_of_parts(all, args.parts, weights, row.from + channel, row.step);
+      row.out[channel * call.out.channel] = rounded_mean<E>(all);
+    };
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const int channel = lane + 32 * c;
+      if constexpr (kWarps > 1) results[warp][channel] = o[0][c];
+      else if (exists && first + channel < call.d_v) leave(first + channel, o[0][c]);
+    }
+    if constexpr (kWarps > 1) {
+      __syncthreads();
+      for (int c = own * 32 + lane; exists && c < 32 * kChannels && first + c < call.d_v; c += 32 * kWarps) {
+        T sums[kWarps];
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sums[w] = results[warp - own + w][c];
+#pragma unroll
+        for (int half = kWarps / 2; half > 0; half /= 2)
+#pragma unroll
+          for (int w = 0; w < half; ++w) sums[w] += sums[w + half];
+        leave(first + c, sums[0]);
+      }
+      __syncthreads();
+    }
   }
 }
 

@@ -39,15 +39,19 @@ __global__ void __launch_bounds__(DecodeTiles<sizeof(E), kDepth, tiling>::kThrea
   }
 }
 
-template <class E>
+template <class E, int kWarps>
 __global__ void __launch_bounds__(DecodeKernels::join_threads) join_kernel(const __grid_constant__ DecodeArgs args) {
   using T = typename ProductsOf<E>::type::Number;
   wait_for_kernel_before();
   // Not earlier, and not with many thread blocks of this kernel running: the next kernel's would fit on some
   // multiprocessors only, and stay there.
-  if (gridDim.x <= kJoinsBeside) let_next_kernel_begin();
-  if (args.joined > 0) join_many_rows<E, T, DecodeKernels::join_threads>(args);
-  else join_parts<E, T, DecodeKernels::join_threads>(args);
+  if (static_cast<int>(gridDim.x) <= kJoinsBeside) let_next_kernel_begin();
+  join_rows<E, T, DecodeKernels::join_threads, kWarps>(args);
+}
+
+template <class E, int kWarps>
+const void* join_kernel_of() {
+  return reinterpret_cast<const void*>(&join_kernel<E, kWarps>);
 }
 
 template <class E, int kDepth, DecodeTiling tiling>
@@ -68,7 +72,7 @@ DecodeKernels decode_kernels_of() {
           Sizes::kThreads,
           static_cast<int>(sizeof(Shared)),
           Sizes::kBlocksPerMultiprocessor,
-          reinterpret_cast<const void*>(&join_kernel<E>)};
+          {join_kernel_of<E, 1>(), join_kernel_of<E, 2>(), join_kernel_of<E, 4>(), join_kernel_of<E, 8>()}};
 }
 
 template <class E, int kDepth>

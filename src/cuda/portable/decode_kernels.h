@@ -10,7 +10,7 @@ struct DecodeKernels {
   int keys;                           ///< of a tile
   int rows, values;                   ///< of a task, and channels of v
   int threads, shared_bytes, blocks;  ///< blocks: thread blocks per multiprocessor
-  const void* join;                   ///< joins the partial results
+  const void* joins[4];               ///< join the partial results, with 1, 2, 4 or 8 warps for each row
   bool in_turns = true;               ///< persistent thread blocks take one task after another; else each has one task
   static constexpr int join_threads = 256;
 };

@@ -219,9 +219,10 @@ __device__ __forceinline__ rules::Word word_of_keys(const DecodeArgs& args, int 
   return word;
 }
 
-/// The key blocks of a task's part, one after the other. size: keys of the batch entry.
-__device__ __forceinline__ BlockWalk<1> walk_of_task(const DecodeArgs& args, const DecodeTask& task, int size) {
-  if (!args.masked) {
+/// The key blocks of a task's part, one after the other. size: keys of the batch entry. in_memory: read from runs.
+__device__ __forceinline__ BlockWalk<1> walk_of_task(const DecodeArgs& args, const DecodeTask& task, int size,
+                                                     bool in_memory) {
+  if (!in_memory) {
     const auto span = span_of(args, task);
     return {span.first / 64, (span.end - span.first + 63) / 64};
   }
@@ -229,9 +230,9 @@ __device__ __forceinline__ BlockWalk<1> walk_of_task(const DecodeArgs& args, con
   return {list.runs + list.start[0], static_cast<std::int32_t>(list.start[1] - list.start[0]),
           task.part * args.part_blocks, task.part == args.parts - 1 ? 0x7fffffff : args.part_blocks, 0};
 }
-/// Are some of the block's keys hidden from some rows? word: which of them exist, in plain calls.
-__device__ __forceinline__ bool is_partial(const DecodeArgs& args, const BlockWalk<1>& at, rules::Word word) {
-  return at.more() && (args.masked ? at.partial() : word != rules::all_bits);
+/// Are some of the block's keys hidden from some rows? word: of word_of_keys().
+__device__ __forceinline__ bool is_partial(const BlockWalk<1>& at, rules::Word word, bool in_memory) {
+  return at.more() && (in_memory ? at.partial() : word != rules::all_bits);
 }
 /// Writes the mask words of a task's rows from `first` on for that block, by one warp.
 template <int kRows>

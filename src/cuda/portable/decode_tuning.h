@@ -57,11 +57,11 @@ inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32
 /// lengths may differ. Heads are few, and split if they are shorter too, from so many multiprocessors for each on.
 inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20, kFewHeads = 8;
 
-/// The parts of a row are added in so many separate sums, which are then added. Up to so many rows have a thread block
-/// each that joins them, a warp for each sum; else a warp.
-inline constexpr int kJoinSums = 8, kJoinedByBlocks = 4096;
+/// The parts of a row are added in so many separate sums, which are then added.
+inline constexpr int kJoinSums = 8;
 
-/// If at most so many thread blocks join, the next kernel's thread blocks fit on every multiprocessor beside them.
-inline constexpr unsigned kJoinsBeside = 256;
+/// If at most so many thread blocks join, the next kernel's thread blocks fit on every multiprocessor beside them. Rows
+/// have several warps that join them, up to a thread block, where no more blocks are needed.
+inline constexpr int kJoinsBeside = 256;
 
 }  // namespace anyflash::cuda
