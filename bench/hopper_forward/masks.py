@@ -64,16 +64,18 @@ class Mask:
         dense, starts, runs, words = self.dense(), [0], [], []
         bits = 1 << torch.arange(64, device="cuda")
         for block in at_q:
-            tiles = dense[block.clamp_min(0)][:, at_k.clamp_min(0)] & (block >= 0)[:, None, None] & (at_k >= 0)
+            exists = (block >= 0)[:, None, None]
+            tiles = dense[block.clamp_min(0)][:, at_k.clamp_min(0)] & exists & (at_k >= 0)
             seen = tiles.sum((0, 2))
-            partial = ((seen > 0) & (seen < 4096)).nonzero()[:, 0]
+            whole = (tiles | ~exists).all(2).all(0)  # in a forward plan rows of padding do not count
+            partial = ((seen > 0) & ~whole).nonzero()[:, 0]
             number = {k: len(words) + i for i, k in enumerate(partial.tolist())}
             words.extend((tiles[:, partial] * bits).sum(2).T)
-            for k, count in enumerate(seen.tolist()):
-                if count == 4096 and len(runs) > starts[-1] and runs[-1][2] == 2 and sum(runs[-1][:2]) == k:
+            for k, (count, full) in enumerate(zip(seen.tolist(), whole.tolist())):
+                if count and full and len(runs) > starts[-1] and runs[-1][2] == 2 and sum(runs[-1][:2]) == k:
                     runs[-1][1] += 1
                 elif count:
-                    runs.append([k, 1, 2, 0] if count == 4096 else [k, 1, 1, number[k]])
+                    runs.append([k, 1, 2, 0] if full else [k, 1, 1, number[k]])
             starts.append(len(runs))
         nothing = torch.zeros(64, dtype=torch.int64, device="cuda")
         self.kept = [

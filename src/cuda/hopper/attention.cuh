@@ -2,7 +2,7 @@
 //
 // A task is a query tile of a head, 64 rows for each consumer warpgroup, against all key steps that the tile visits.
 // Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together. One producer
-// warp takes them and loads K, step by step, by TMA; another loads V; a third loads Q and stores O. A consumer warpgroup
+// warp loads K, step by step, by TMA; another loads V; a third takes tasks, loads Q and stores O. A consumer warpgroup
 // keeps S, P and O in registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs
 // while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
 // was, with one stage of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
@@ -37,7 +37,7 @@ class Attention {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
       shared_.tasks.init(1);
-      shared_.queries.init(4 * kWarpgroups + 1);  // and the warp that loads V
+      for (int w = 0; w < kWarpgroups; ++w) shared_.queries[w].init(w == 0 ? 5 : 4);  // and the warp that loads V
       shared_.keys.init(4 * kWarpgroups), shared_.values.init(4 * kWarpgroups);
       barriers_begun();
     }
@@ -76,7 +76,7 @@ class Attention {
     Issue::init(warpgroup);
     for (;;) {
       if (!more) {
-        task = wait_task(q_at);
+        task = wait_task(q_at, warpgroup);
         if (task.first_query < 0) break;
         shared_.keys.wait_full(k_at);
         step = shared_.step[k_at.stage];
@@ -103,7 +103,7 @@ class Attention {
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
-      const auto next = next_task(q_at);
+      const auto next = next_task(q_at, warpgroup);
       more = next.first_query >= 0 && next.steps > 0;
       if (more) shared_.keys.wait_full(k_at);
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
@@ -117,7 +117,7 @@ class Attention {
       }
       finish_values(o, v_at);
       if (more) p.pack(s);
-      store(o, finished, Traits::kBoxed ? shared_.task[q_stage] : task, q_stage);
+      store(o, finished, Traits::kBoxed ? shared_.task[q_stage][warpgroup] : task, q_stage);
       task = next;
     }
     Issue::finish(warpgroup);
@@ -142,16 +142,16 @@ class Attention {
     constexpr unsigned kBits = 2 * Traits::kCells;
     return static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
   }
-  __device__ __forceinline__ AttentionTask next_task(QueryState q_at) {
-    shared_.queries.wait_full(q_at);
-    return shared_.task[q_at.stage];
+  __device__ __forceinline__ AttentionTask next_task(QueryState q_at, unsigned warpgroup) {
+    shared_.queries[warpgroup].wait_full(q_at);
+    return shared_.task[q_at.stage][warpgroup];
   }
   /// The next task with a key to see. Those without are done here. q_at: where its Q is.
-  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at) {
+  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at, unsigned warpgroup) {
     for (;;) {
-      const auto task = next_task(q_at);
+      const auto task = next_task(q_at, warpgroup);
       if (task.first_query < 0 || task.steps > 0) return task;
-      shared_.queries.release(q_at);
+      shared_.queries[warpgroup].release(q_at);
       q_at.advance();
       store_empty(task);
     }
@@ -179,7 +179,7 @@ class Attention {
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
-      if constexpr (!Traits::kBoxed) shared_.queries.release(q_at);
+      if constexpr (!Traits::kBoxed) shared_.queries[warpgroup].release(q_at);
       q_at.advance();
     }
   }
@@ -303,7 +303,7 @@ class Attention {
       store_matrices(tile + row * 64 + m / 4 * 4096 + ((2 * (m % 4) + lane_number() / 16) ^ row % 8) * 8, x);
     }
     fence_proxy_async();
-    release(shared_.queries.empty[q_stage]);
+    release(shared_.queries[warpgroup].empty[q_stage]);
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
   __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const AttentionTask& task) const {

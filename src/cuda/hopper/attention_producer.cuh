@@ -1,6 +1,6 @@
-// What thread blocks of attention.cuh have in shared memory, and the producer, a few warps: the first takes tasks until
-// there are none and loads K and words by TMA, step by step, as far ahead as there are stages. The second loads V. The
-// third loads Q and stores O.
+// What thread blocks of attention.cuh have in shared memory, and the producer, a few warps: the first loads K and words by
+// TMA, step by step, as far ahead as there are stages. The second loads V. The third takes tasks until there are none,
+// loads Q and stores O.
 #pragma once
 
 #include "cuda/hopper/attention_args.h"
@@ -36,10 +36,10 @@ struct AttentionShared {
                                                        [Traits::kBiasBytes > 0 ? Traits::kWarpgroups : 1]
                                                        [Traits::kBiasBytes > 0 ? 4096 * Traits::kBiasBytes : 16];
   StepInfo step[Traits::kStages];
-  AttentionTask task[Traits::kQueryStages];
-  std::int32_t next_index[2];  ///< of tasks, for the warp that loads Q
-  Pipeline<2> tasks;
-  Pipeline<Traits::kQueryStages> queries;  ///< kBoxed: Q is released when O is in its place
+  AttentionTask task[Traits::kQueryStages][Traits::kWarpgroups];
+  AttentionTask next_task[1];  ///< for the warp that loads K
+  Pipeline<1> tasks;
+  Pipeline<Traits::kQueryStages> queries[Traits::kWarpgroups];  ///< kBoxed: Q is released when O is in its place
   Pipeline<Traits::kStages> keys, values;
 };
 
@@ -49,13 +49,17 @@ template <class Traits>
 class PlannedSteps {
  public:
   static constexpr int kCells = Traits::kCells;
+  static constexpr bool kWhole = Traits::kWarpgroups > 1;
   using Runs = MergedRuns<Traits::kWarpgroups, 1>;
 
   __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(args) {}
   __device__ __forceinline__ void open(const AttentionTask& task) {
     if (task.first_query < 0) return;
     list_ = &group_of(args_, task.b, task.h).keys_of_query_block;
-    runs_.open(*list_, task.first_query / 64, args_.query_cut.blocks);
+    const auto first = task.first_query / 64, blocks = args_.query_cut.blocks;
+    runs_.open(*list_, first, blocks);
+    exists_ = lane_number() < Traits::kWarpgroups && first + static_cast<std::int32_t>(lane_number()) < blocks;
+    whole_ = kWhole ? runs_.template whole<kCells>(exists_) : 0;
   }
   __device__ __forceinline__ bool more() const { return runs_.more(); }
 
@@ -67,6 +71,13 @@ class PlannedSteps {
   __device__ __forceinline__ Step next() {
     Step step;
     step.cells = 0;
+    if (kWhole && whole_ > 0) {  // few instructions
+      --whole_;
+      const auto block = runs_.template pass_whole<kCells>(exists_);
+#pragma unroll
+      for (int c = 0; c < kCells; ++c) step.block[c] = block + c, step.words[c] = nullptr;
+      return step;
+    }
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
       std::int32_t words[1];
@@ -75,13 +86,13 @@ class PlannedSteps {
                       : words[0] < 0           ? args_.words + std::int64_t{~words[0]} * 64
                                                : list_->words + std::int64_t{words[0]} * 64;
       const unsigned kind = words[0] == Runs::full ? kFullCell : words[0] == Runs::hidden ? kHiddenCell : kPartialCell;
-      step.cells |= kind << 2 * c;
+      if (exists_) step.cells |= kind << 2 * c;  // else nobody asks what is in the rows
     }
+    whole_ = kWhole ? runs_.template whole<kCells>(exists_) : 0;
     return step;
   }
   __device__ __forceinline__ StepInfo info_of(const Step& step) const {
-    const auto w = lane_number();
-    const auto all = __reduce_or_sync(0xffffffffu, w < Traits::kWarpgroups ? step.cells << 2 * kCells * w : 0u);
+    const auto all = __reduce_or_sync(0xffffffffu, exists_ ? step.cells << 2 * kCells * lane_number() : 0u);
     return {!more(), static_cast<std::int32_t>(all)};
   }
 
@@ -89,6 +100,8 @@ class PlannedSteps {
   const AttentionArgs& args_;
   const DeviceRuns* list_;
   Runs runs_;
+  std::int32_t whole_;  ///< steps that come next and that all query blocks see whole
+  bool exists_;         ///< this lane's query block
 };
 
 template <class Traits>
@@ -109,31 +122,28 @@ class AttentionProducer {
         tasks_(args.masks_on_device && *args.again == kAllAgain ? 0 : args.tasks),
         bias_boxes_(args.bias.data ? args.bias.type == 2 ? 2 : 1 : 0) {}
 
-  /// One warp takes tasks, tells the one that loads Q, and loads K.
+  /// One warp loads K. The next task is asked for when it releases one: `early`, for the answer takes a microsecond; of
+  /// few tasks, that would spoil the balance.
   __device__ __forceinline__ void load_all_keys() {
-    auto task = announced(static_cast<std::int32_t>(blockIdx.x));
-    while (task.first_query >= 0) {
-      // The next task is asked for ahead: the answer takes a microsecond. Of few tasks, early would spoil the balance.
-      std::int32_t claimed = -1;
+    for (;;) {
+      shared_.tasks.wait_full(t_at_);
+      const auto task = shared_.next_task[0];
+      if (task.first_query < 0) return;
       steps_.open(task);
-      AttentionTask next;
-      if (args_.early) {
-        if (steps_.more()) load_next_keys(task);
-        next = announced(claimed_index(claim()));
-      }
+      if (args_.early || !steps_.more()) shared_.tasks.release(t_at_);
       while (steps_.more()) {
         const bool last = load_next_keys(task);
-        if (last && !args_.early) claimed = claim();
+        if (last && !args_.early) shared_.tasks.release(t_at_);
       }
-      task = args_.early ? next : announced(claimed_index(claimed < 0 ? claim() : claimed));
+      t_at_.advance();
     }
   }
   /// Another one loads V, of each task after its Q.
   __device__ __forceinline__ void load_all_values() {
     for (;;) {
-      shared_.queries.wait_full(q_at_);
-      const auto task = shared_.task[q_at_.stage];
-      shared_.queries.release(q_at_);
+      shared_.queries[0].wait_full(q_at_);
+      const auto task = shared_.task[q_at_.stage][0];
+      shared_.queries[0].release(q_at_);
       q_at_.advance();
       if (task.first_query < 0) return;
       if (task.steps == 0) continue;
@@ -141,41 +151,33 @@ class AttentionProducer {
       while (steps_.more()) load_values(task, steps_.next());
     }
   }
-  /// Another one loads Q, as soon as its stage is free. kBoxed: that is when O, which lies where Q was, has been stored.
+  /// Another one takes tasks and loads Q, as soon as its stage is free. kBoxed: that is when O, which lies where Q was,
+  /// has been stored.
   __device__ __forceinline__ void load_all_queries() {
     for (int n = 0;; ++n) {
-      auto task = next_task();
+      shared_.tasks.wait_empty(t_at_);
+      auto task = task_of(n == 0 ? static_cast<std::int32_t>(blockIdx.x) : claimed());
+      if (leads()) shared_.next_task[0] = task, shared_.tasks.full[0].arrive();
+      t_at_.advance();
       if (task.first_query >= 0) steps_.open(task), task.steps = steps_.more();
-      shared_.queries.wait_empty(q_at_);
-      if (Traits::kBoxed && n >= Traits::kQueryStages) store_results();
-      load_queries(task);
+      for (int w = 0; w < kWarpgroups; ++w) {
+        wait_queries(w, n >= Traits::kQueryStages);
+        load_queries(task, w);
+      }
+      q_at_.advance();
       if (task.first_query >= 0) continue;
-      if (Traits::kBoxed && n > 0) shared_.queries.wait_empty(q_at_), store_results();
+      for (int w = 0; w < kWarpgroups && Traits::kBoxed && n > 0; ++w) wait_queries(w, true);
       return;
     }
   }
 
  private:
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
-  __device__ __forceinline__ std::int32_t claim() const { return leads() ? atomicAdd(args_.next_task, 1) : 0; }
-  /// The number of a task from what claim() answered.
-  __device__ __forceinline__ std::int32_t claimed_index(std::int32_t claimed) const {
-    if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
-    return static_cast<std::int32_t>(gridDim.x) + uniform(claimed);
-  }
-  /// Tells the warp that loads Q of a task.
-  __device__ __forceinline__ AttentionTask announced(std::int32_t index) {
-    shared_.tasks.wait_empty(t_at_);
-    if (leads()) shared_.next_index[t_at_.stage] = index, shared_.tasks.full[t_at_.stage].arrive();
-    t_at_.advance();
-    return task_of(index);
-  }
-  __device__ __forceinline__ AttentionTask next_task() {
-    shared_.tasks.wait_full(t_at_);
-    const auto index = shared_.next_index[t_at_.stage];
-    shared_.tasks.release(t_at_);
-    t_at_.advance();
-    return task_of(index);
+  /// The number of the next task, perhaps of none.
+  __device__ __forceinline__ std::int32_t claimed() const {
+    const auto answer = leads() ? atomicAdd(args_.next_task, 1) : 0;
+    if (leads() && answer == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
+    return static_cast<std::int32_t>(gridDim.x) + uniform(answer);
   }
 
   /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
@@ -187,26 +189,22 @@ class AttentionProducer {
     const auto head = section * args_.section_heads + rest % heads;
     return {head / args_.heads, head % args_.heads, (args_.tiles - 1 - rest / heads) * kM, 0};
   }
-  __device__ __forceinline__ void load_queries(const AttentionTask& task) {
-    auto& full = shared_.queries.full[q_at_.stage];
-    if (leads()) {
-      shared_.task[q_at_.stage] = task;
-      if (task.steps == 0) {
-        full.arrive();
-      } else {
-        full.arrive_and_expect(kM * kD * 2);
-#pragma unroll
-        for (int w = 0; w < kWarpgroups; ++w)
-          load_query_block(shared_.q[q_at_.stage][w], task, task.first_query + 64 * w, full);
-      }
-    }
-    q_at_.advance();
+  /// Of a warpgroup.
+  __device__ __forceinline__ void load_queries(const AttentionTask& task, int w) {
+    auto& full = shared_.queries[w].full[q_at_.stage];
+    if (!leads()) return;
+    shared_.task[q_at_.stage][w] = task;
+    if (task.steps == 0) return full.arrive();
+    full.arrive_and_expect(64 * kD * 2);
+    load_query_block(shared_.q[q_at_.stage][w], task, task.first_query + 64 * w, full);
   }
-  /// Of the task whose Q was where the next one's will be.
-  __device__ __forceinline__ void store_results() {
-    const auto task = shared_.task[q_at_.stage];
-    const auto w = static_cast<std::int32_t>(lane_number()), block = task.first_query / 64 + w;
-    if (task.steps > 0 && w < kWarpgroups && block < args_.query_cut.blocks) {
+  /// Waits until a warpgroup's Q may be loaded. kBoxed: stores O of the task whose Q was there.
+  __device__ __forceinline__ void wait_queries(int w, bool stores) {
+    shared_.queries[w].wait_empty(q_at_);
+    if (!Traits::kBoxed || !stores) return;
+    const auto task = shared_.task[q_at_.stage][w];
+    const auto block = task.first_query / 64 + w;
+    if (task.steps > 0 && leads() && block < args_.query_cut.blocks) {
       const auto at = place_of(args_.out_map, origin_of(args_.query_cut, block), task.h, task.b);
       const auto* const from = shared_.q[q_at_.stage][w].data;
 #pragma unroll
@@ -317,7 +315,7 @@ class AttentionProducer {
   const int bias_boxes_;  ///< of a query block and a key block
   State k_at_, v_at_;
   QueryState q_at_;
-  PipelineState<2> t_at_;
+  PipelineState<1> t_at_;
 };
 
 }  // namespace anyflash::cuda

@@ -49,6 +49,22 @@ class MergedRuns {
   }
 
   __device__ __forceinline__ bool more() const { return __any_sync(0xffffffffu, count_ > 0); }
+  /// How many times kTogether blocks come next that the blocks of all lanes with `mine` see whole.
+  template <int kTogether>
+  __device__ __forceinline__ std::int32_t whole(bool mine) const {
+    const auto first = __reduce_min_sync(0xffffffffu, mine ? first_ : full);
+    const bool sees = count_ >= kTogether && words_ == full && first_ == first;
+    if (!__all_sync(0xffffffffu, !mine || sees)) return 0;
+    return __reduce_min_sync(0xffffffffu, mine ? count_ : full) / kTogether;
+  }
+  /// Passes over so many of them. Returns the first.
+  template <int kTogether>
+  __device__ __forceinline__ std::int32_t pass_whole(bool mine) {
+    const auto first = __reduce_min_sync(0xffffffffu, mine ? first_ : full);
+    if (mine) first_ += kTogether, count_ -= kTogether;
+    if (mine && count_ == 0) fetch();
+    return first;
+  }
   /// The first block of the next tile that any of the blocks visits, -1 if there is none. words[c]: the mask words of
   /// this lane's block with block c of the tile, as in DeviceRun, or one of the constants above.
   __device__ __forceinline__ std::int32_t find(std::int32_t (&words)[kCells]) {
