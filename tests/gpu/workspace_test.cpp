@@ -123,7 +123,7 @@ const std::map<std::string, std::function<Call()>>& calls() {
                        c.options.key_lengths = c.device_integers({100, 150});
                      }};
        }},
-      {"lengths_on_the_gpu_whose_last_chunk_needs_most",  // of 65 batch entries, and of 64 with room for more runs each
+      {"lengths_on_the_gpu_in_chunks",  // of 65 batch entries, and of 64 with room for more runs each
        [] {
          return Call{bfloat16,
                      4160,
