@@ -99,7 +99,7 @@ Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};
 }
 
-/// Has a multiprocessor at most one task, of a call that is large enough to be cut as suits the machine?
+/// Has a multiprocessor at most one task, of a call that reads more than one part of kPartBytes?
 bool is_alone(const Problem& problem, const ExecutionPlan& plan, const Cut& cut) {
   return visited_blocks(problem, plan) * block_bytes(problem) > kPartBytes &&
          problem.batch * problem.heads_kv * cut.parts <= facts_of(problem.device).multiprocessors;

@@ -34,8 +34,8 @@ class DecodeEnd {
     shared_.weight[warp_][row] = T(1) / weight;
   }
 
-  /// For a part without keys, common where lengths are much shorter than the cache: its results are never read, only
-  /// its statistics. most_rows: of the task.
+  /// For a part without keys, common where lengths are much shorter than the cache: only its
+  /// statistics count. most_rows: of the task.
   __device__ __forceinline__ void leave_nothing(int most_rows) const {
     const int row = static_cast<int>(threadIdx.x);
     if (row < min(most_rows, args_.rows - task_.first_row) && task_.first_value == 0)

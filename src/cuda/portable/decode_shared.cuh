@@ -193,7 +193,7 @@ __device__ __forceinline__ std::int32_t decode_keys(const DecodeArgs& args, std:
   return static_cast<std::int32_t>(length < 0 ? 0 : length < args.keys ? length : args.keys);
 }
 
-/// In plain calls: the keys of a task's part.
+/// Where the visited blocks are in a row: the keys of a task's part.
 struct DecodeSpan {
   std::int32_t first, end;
 };
