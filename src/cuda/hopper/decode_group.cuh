@@ -84,12 +84,12 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   }
   __device__ __forceinline__ void end() {
     if (has_rows_) put_results();
-    sync_threads<kThreads>(1);  // no warp reads words any more
+    sync_warps_anywhere<kThreads>(1);  // no warp reads words any more
     if (has_rows_) note_rows();
-    sync_threads<kThreads>(1);
+    sync_warps_anywhere<kThreads>(1);
     const int rows = min(Sizes::kRows, args_.rows - task_.first_row);
     if (static_cast<int>(threadIdx.x) < rows) this->weigh(static_cast<int>(threadIdx.x));
-    sync_threads<kThreads>(1);
+    sync_warps_anywhere<kThreads>(1);
     this->template leave_rows<kThreads, kDepth>(0, rows, shared_.results());
   }
 

@@ -145,6 +145,12 @@ __device__ __forceinline__ void sync_threads(unsigned number) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
 
+/// The same for warps that come from different places in the code.
+template <int threads>
+__device__ __forceinline__ void sync_warps_anywhere(unsigned number) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
+}
+
 /// Arrives at a named barrier without waiting.
 template <int threads>
 __device__ __forceinline__ void arrive_threads(unsigned number) {
