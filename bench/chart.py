@@ -69,7 +69,7 @@ def gpu_lines(rows):
     ]
     for name, part in (("mask rules", "masks"), ("packed documents", "packed"), ("bias or any mask", "bias")):
         lines += [line(f"{name}, {direction}", part, direction=direction) for direction in both]
-    lines += [line("decoding", "decode"), line("a million tokens", "long")]
+    lines += [line("decoding", "decode"), line("4, 16 or 64 queries", "few"), line("a million tokens", "long")]
     for type_ in ("float16", "float32", "float64"):
         lines += [line(f"{type_}, {direction}", "torch", type=type_, direction=direction) for direction in both]
     lines += [line(f"TF32, {direction}", "tf32", direction=direction) for direction in both]

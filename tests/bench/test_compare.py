@@ -493,6 +493,13 @@ def test_a_file_with_the_rows_is_read(tmp_path):
     assert page.read(tmp_path / "rows.json") == ROWS
 
 
+def test_the_gpu_chart_has_a_dot_for_each_row_beside_another_library():
+    rows = page.read(page.GPU_RECORD)
+    own = ("without", "the same")  # without pages, the same tiles: anyflash itself
+    wanted = [row["ratio"] for row in rows if row["ratio"] and not row["peer"].startswith(own)]
+    assert sorted(ratio for _, dots in chart.gpu_lines(rows) for ratio, _ in dots) == sorted(wanted)
+
+
 def test_the_documents_show_the_record():
     texts = [path.read_text() for path in page.PAGES]
     for record in [path for path in (*page.CPU_RECORDS.values(), page.GPU_RECORD) if path.exists()]:
