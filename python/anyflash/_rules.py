@@ -104,9 +104,10 @@ def documents(ids_q: _Array, ids_k: _Array | None = None) -> Rule:
     """Query and key belong to the same document.
 
     ids_q: (queries,) or (batch, queries); ids_k: (keys,) or (batch, keys), the same array as ids_q if not given; int32
-    or int64 arrays, any values, on the CPU or on the call's GPU. In a 1-dimensional sequence the coordinates restart at 0 in each document,
-    for every other part of the rule except sink, blocks and dense. The alignment applies within each document. In 2 and
-    3 dimensions the ids are over the flattened sequence and nothing restarts. The arrays are kept, not copied.
+    or int64 arrays, any values, on the CPU or on the call's GPU. In a 1-dimensional sequence the coordinates restart at
+    0 in each document, for every other part of the rule except sink, blocks and dense. The alignment applies within
+    each document. In 2 and 3 dimensions the ids are over the flattened sequence and nothing restarts. The arrays are
+    kept, not copied.
     Raises ValueError or TypeError.
     """
     return _core.documents(ids_q, ids_q if ids_k is None else ids_k)

@@ -63,8 +63,7 @@ def attention(
         CPU: another Rule compiles again. Tables that change from call to call are passed by name:
         rule="documents(ids, ids)", tables={"ids": ids}.
     tables : {name: tensor}, optional
-        The tables that a rule's text names: on the CPU, or, with all lengths of the call, on q's GPU (not the ids of
-        documents).
+        The tables that a rule's text names: on the CPU, or, with all lengths of the call, on q's GPU.
     threads : int
         0: torch.get_num_threads().
     plan, out
