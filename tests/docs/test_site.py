@@ -22,6 +22,8 @@ MODULES = {
     "jax": "jax",
     "tensorflow": "tensorflow",
     "compat/flash_attn": "flash_attn",
+    "compat/flash_attn_interface": "flash_attn",
+    "compat/bert_padding": "flash_attn",
     "transformers": "transformers",
 }
 VERBATIM = ("code", "pre", "script", "style")
