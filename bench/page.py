@@ -60,7 +60,8 @@ HEADER = (
 
 def shape(row):
     """The columns that say what a row is about; empty where they have no meaning."""
-    mask = "causal" if row["causal"] else "full" if row["peer"].startswith(FULL_UNLESS_CAUSAL) else ""
+    named = re.search(r"\ba (tree|mask)\b", row["what"])  # a mask of its own
+    mask = "causal" if row["causal"] else "full" if row["peer"].startswith(FULL_UNLESS_CAUSAL) and not named else ""
     return (row["type"], str(row["d"] or ""), mask, str(row["sequence"] or ""), str(row["threads"] or ""))
 
 

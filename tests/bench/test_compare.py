@@ -500,6 +500,13 @@ def test_the_gpu_chart_has_a_dot_for_each_row_beside_another_library():
     assert sorted(ratio for _, dots in chart.gpu_lines(rows) for ratio, _ in dots) == sorted(wanted)
 
 
+@pytest.mark.parametrize(
+    "what, mask", [("forward", "full"), ("forward, a mask of half the pairs", ""), ("64 queries, a tree, batch 1", "")]
+)
+def test_a_row_whose_mask_is_its_own_is_not_called_full(what, mask):
+    assert page.shape(row(1, 1, what=what, peer="torch cuDNN"))[2] == mask
+
+
 def test_the_documents_show_the_record():
     texts = [path.read_text() for path in page.PAGES]
     for record in [path for path in (*page.CPU_RECORDS.values(), page.GPU_RECORD) if path.exists()]:
