@@ -64,7 +64,7 @@ def test_lengths_on_the_gpu(name, queries):
     check(lambda **budget: af.attention(q, k, v, return_lse=True, **options, **budget))
     for budget in (1 << 16, 1 << 20):
         out, lse = af.attention(q, k, v, return_lse=True, **options)
-        backward = lambda **budget: af.attention_backward(out, q, k, v, out, lse, **options, **budget)[:3]  # noqa: E731
+        backward = lambda **budget: af.attention_backward(out, q, k, v, out, lse, **options, **budget)[:3]
         same(backward(memory_budget=max(budget, least_of(backward))), backward())
 
 
