@@ -146,7 +146,27 @@ class Phase:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mapping that the planner considered."""
+    """A mapping that the planner considered.
+
+    Attributes
+    ----------
+    num_chunks_q, num_chunks_kv : int
+        The chunks of the queries and of the keys.
+    grid_rows, grid_columns : int
+        Tiles of one key head: rows share queries, columns share keys.
+    chunks_in_flight : int
+        The most key chunks that a tile receives in one phase.
+    waves : int
+        How many groups of heads are computed one after the other.
+    compute_cycles, exchange_cycles, sync_cycles, cycles : float
+        Cycles of the call's parts, and of the call.
+    peak_bytes : int
+        The most bytes that are live on a tile.
+    fits : bool
+        Whether no tile needs more than its memory.
+    chosen : bool
+        Whether the call takes this one.
+    """
 
     num_chunks_q: int
     num_chunks_kv: int
@@ -169,7 +189,7 @@ class Candidate:
 
     @property
     def choice(self) -> Choice:
-        """What makes calls use it, with the chunks below as options of the call."""
+        """What makes calls use this mapping, with `chunks` as options of the call."""
         return Choice(**{one.name: getattr(self, one.name) for one in fields(Choice)})
 
 
@@ -511,7 +531,10 @@ def _opened() -> list[use]:
 
 
 def product_cycles(machine: Machine | str, dtype: str, m: int, n: int, k: int) -> float:
-    """Cycles of a tile for the product of (m, k) and (k, n) numbers."""
+    """Cycles of a tile for the product of (m, k) and (k, n) numbers, as planner and simulator count them.
+
+    machine: a Machine or the name of one. dtype: "float16" or "float32". Raises ValueError or TypeError.
+    """
     sizes = [integer_of_64_bits(name, size) for name, size in (("m", m), ("n", n), ("k", k))]
     return _core.tile_product_cycles(_machine(machine).text(), _text("dtype", dtype), *sizes)
 
@@ -524,7 +547,11 @@ class Step(NamedTuple):
 
 
 def step_cycles(machine: Machine | str, dtype: str, rows: int, keys: int, d_qk: int, d_v: int) -> Step:
-    """A step in which `rows` queries meet `keys` keys, all of them visible."""
+    """Cycles of a tile for a step of the forward pass, in which `rows` queries meet `keys` keys, all of them visible.
+
+    machine and dtype as in product_cycles. d_qk and d_v: channels of queries and keys, and of values. Raises ValueError
+    or TypeError.
+    """
     given = dict(rows=rows, keys=keys, d_qk=d_qk, d_v=d_v)
     sizes = [integer_of_64_bits(name, size) for name, size in given.items()]
     return Step(*_core.tile_step_cycles(_machine(machine).text(), _text("dtype", dtype), *sizes))
