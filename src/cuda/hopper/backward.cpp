@@ -6,7 +6,6 @@
 #include "cuda/common/device_masks.h"
 #include "cuda/common/errors.h"
 #include "cuda/common/memory.h"
-#include "cuda/hopper/backward_double_kernels.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/report.h"
@@ -18,6 +17,7 @@ namespace anyflash::cuda {
 namespace {
 
 bool is_split(const Problem& problem) { return problem.type == ElementType::float32; }
+bool is_double(const Problem& problem) { return problem.type == ElementType::float64; }
 
 /// Which kernel computes the bias's gradient, and how.
 enum class BiasGradient : std::uint8_t {
@@ -60,25 +60,26 @@ struct Space {
   std::int64_t bytes() const { return first_split() + bf16_terms; }
 };
 
-/// Describes q, dout, k and v for splitting into bfloat16 terms. Returns the bytes that the terms take.
-std::int64_t split_of(const Problem& problem, const ExecutionPlan& plan, char* memory, SplitArgs& split) {
-  split.depth = padded_depth(problem), split.bf16_terms = bf16_term_count(problem);
-  split.tensors[0] = split_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
-  split.tensors[1] = split_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
-  split.tensors[2] = split_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
-  split.tensors[3] = split_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
-  return place_split(split, 4, problem.batch, memory);
-}
-
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   Space space;
-  space.rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 4;
+  space.rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * (is_double(problem) ? 8 : 4);
   space.sums = space.rows * padded_depth(problem);
   if (bias_gradient(problem, plan) == BiasGradient::summed) space.bias = bias_sum_bytes(problem, plan);
   space.words = word_workspace(problem, plan, false);
-  SplitArgs bf16_terms;
-  if (is_split(problem)) space.bf16_terms = split_of(problem, plan, nullptr, bf16_terms);
+  if (is_split(problem)) space.bf16_terms = split_of(problem, plan, nullptr).bytes();
   return space;
+}
+
+/// Sets the places of the kernels' numbers, each a T, and of the report.
+template <class T, class Args>
+void place(const Problem& problem, const Space& space, char* workspace, Args& args) {
+  char* const report = workspace + space.sums + space.bias;
+  const auto numbers = [&](int n) { return reinterpret_cast<T*>(report + report_bytes + n * space.rows); };
+  args.has_dlse = problem.dlse.given();
+  args.sums = reinterpret_cast<T*>(workspace);
+  args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
+  args.not_finite = reinterpret_cast<std::int32_t*>(report);
+  args.terms.any_large_lse = args.not_finite + 1;
 }
 
 /// Are all tiles visited?
@@ -114,6 +115,7 @@ void clear(const Bias& bias, cudaStream_t stream) {
 
 GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
   const int depth = padded_depth(problem);
+  if (is_double(problem)) return group_backward_kernels_float64(depth);
   if (is_split(problem)) return group_backward_kernels_float32(depth, bf16_term_count(problem));
   return problem.type == ElementType::float16 ? group_backward_kernels<ElementType::float16>(depth, kind)
                                               : group_backward_kernels<ElementType::bfloat16>(depth, kind);
@@ -141,10 +143,9 @@ bool map_all(const Problem& problem, GroupBackwardArgs& args) {
 /// Queues the split of float32 tensors into bfloat16 terms in `memory`, and sets the factors of their sums.
 void split(const Problem& problem, const ExecutionPlan& plan, char* memory, GroupBackwardArgs& args,
            cudaStream_t stream) {
-  SplitArgs bf16_terms;
-  split_of(problem, plan, memory, bf16_terms);
+  const auto bf16_terms = split_of(problem, plan, memory);
   for (int n = 0; n < 4; ++n) args.bf16_terms[n / 2][n % 2] = bf16_terms.tensors[n].to;
-  split_rows(bf16_terms, 4, problem.batch, stream);
+  split_rows(bf16_terms, stream);
   constexpr float product = kSplitScale * kSplitScale;
   args.key_factors[0] = args.factor / (product * kSplitScale), args.key_factors[1] = 1 / product;
   args.factor /= product;
@@ -152,32 +153,11 @@ void split(const Problem& problem, const ExecutionPlan& plan, char* memory, Grou
 
 // --- float64 ---------------------------------------------------------------------------------------------------------
 
-/// The workspace of a call: the sums of dQ, the report, lse, delta and dlse, mask words.
-struct DoubleSpace {
-  std::int64_t sums, rows, words;
-  std::int64_t first_words() const { return sums + report_bytes + 3 * rows; }
-  std::int64_t bytes() const { return first_words() + words; }
-};
-
-DoubleSpace double_space_of(const Problem& problem, const ExecutionPlan& plan) {
-  const auto rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 8;
-  return {rows * padded_depth(problem), rows, word_workspace(problem, plan, false)};
-}
-
-bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
-  if (plan.masks_on_device || problem.deterministic || args.general) return false;
-  if (padded_depth(problem) > 128) return false;
-  if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
-  for (const auto& side : args.sides)
-    if (!side.plain || !whole(side.rows[0]) || !whole(side.rows[1])) return false;
-  return words_fit(problem, plan, false, 4 * double_space_of(problem, plan).sums / problem.batch, true);
-}
-
 GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
                                     DevicePlan& masks, char* workspace, const PortableTerms& terms,
                                     cudaStream_t stream) {
-  const auto space = double_space_of(problem, plan);
-  const auto kernels = double_backward_kernels(padded_depth(problem));
+  const auto space = space_of(problem, plan);
+  const auto kernels = kernels_of(problem, ScoreKind::scaled);
   DoubleBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;
   for (int side = 0; side < 2; ++side)
@@ -185,18 +165,12 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
       if (!map_double_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n],
                            args.sides[side].grid.size[2], side == 0 ? 16 : 64, args.sides[side].heads, problem.batch))
         return {};
-  char* const report = workspace + space.sums;
-  const auto numbers = [&](int n) { return reinterpret_cast<double*>(report + report_bytes + n * space.rows); };
-  args.has_dlse = problem.dlse.given();
-  args.sums = reinterpret_cast<double*>(workspace);
-  args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
-  args.not_finite = reinterpret_cast<std::int32_t*>(report);
-  args.terms.any_large_lse = args.not_finite + 1;
+  place<double>(problem, space, workspace, args);
   const auto &queries = args.sides[0], &keys = args.sides[1];
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   if (queries.gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
-  check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing what is reported");
+  check(cudaMemsetAsync(args.not_finite, 0, report_bytes, stream), "clearing what is reported");
   terms.find(args);
   launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);
@@ -213,33 +187,31 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
 }  // namespace
 
 bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
-  if (!has_groups(problem.device)) return false;
-  if (problem.type == ElementType::float64) return double_backward_serves(problem, plan, args);
-  if (plan.masks_on_device && device_mask_tiles(problem, plan) == 0) return false;
-  if (problem.deterministic || problem.alibi.given()) return false;
-  if (is_split(problem) ? padded_depth(problem) > 128 || args.general || !splits_exactly(args.scale)
-                        : problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0)
-    return false;
+  if (!has_groups(problem.device) || problem.deterministic) return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
-  if (problem.bias.given() &&
-      (problem.bias.type == ElementType::float64 || !args.sides[0].plain || !args.sides[1].plain))
+  const bool of_16_bits = element_size(problem.type) == 2;
+  if (plan.masks_on_device && (is_double(problem) || device_mask_tiles(problem, plan) == 0)) return false;
+  if (of_16_bits ? problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0 || problem.alibi.given()
+                 : padded_depth(problem) > 128 || args.general)
     return false;
+  if (is_split(problem) && !splits_exactly(args.scale)) return false;
+  const bool plain = args.sides[0].plain && args.sides[1].plain;
+  if (!plain && (is_double(problem) || problem.bias.given())) return false;
+  if (problem.bias.type == ElementType::float64 && problem.bias.given()) return false;
   for (const auto& side : args.sides)
-    for (int n = 0; n < 2 && !is_split(problem); ++n)
-      if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
+    for (int n = 0; n < 2; ++n)
+      if ((!is_split(problem) && !whole(side.rows[n])) || (of_16_bits && !whole(side.gradients[n]))) return false;
   return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch, true);
 }
 
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  if (problem.type == ElementType::float64) return double_space_of(problem, plan).bytes();
   return space_of(problem, plan).bytes();
 }
 
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
                                    DevicePlan& masks, char* workspace, const PortableTerms& terms,
                                    cudaStream_t stream) {
-  if (problem.type == ElementType::float64)
-    return double_backward(problem, plan, common, masks, workspace, terms, stream);
+  if (is_double(problem)) return double_backward(problem, plan, common, masks, workspace, terms, stream);
   const auto space = space_of(problem, plan);
   GroupBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;
@@ -259,17 +231,11 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   if (bias == BiasGradient::summed) allow_shared_memory(kernels.store_bias, 0, problem.device.index);
   args.bias_stored = bias == BiasGradient::stored;
   if (args.bias_stored && !(args.bias_copied && map_bias(args.bias_gradient_map, problem.dbias))) return {};
-  char* const report = workspace + space.sums + space.bias;
-  char* const rows = report + report_bytes;
-  const auto numbers = [&](int n) { return reinterpret_cast<float*>(rows + n * space.rows); };
-  args.has_dlse = problem.dlse.given();
-  args.sums = reinterpret_cast<float*>(workspace);
+  place<float>(problem, space, workspace, args);
+  args.next_task = args.not_finite + 2;
   args.bias_sums = bias == BiasGradient::summed ? reinterpret_cast<float*>(workspace + space.sums) : nullptr;
-  args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
   args.factor = static_cast<float>(common.scale), args.cap = static_cast<float>(common.softcap);
   args.cap_inverse = args.cap > 0 ? 1.0f / args.cap : 0.0f;
-  args.not_finite = reinterpret_cast<std::int32_t*>(report), args.next_task = args.not_finite + 1;
-  args.terms.any_large_lse = args.not_finite + 2;
   if (is_split(problem)) {
     split(problem, plan, workspace + space.first_split(), args, stream);
     terms.find(args);
@@ -290,7 +256,8 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   // In a CUDA graph only a kernel may let the next one begin early.
   const bool behind_kernel = !(args.bias_sums || clears) || !capturing(stream);
   launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
-  if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
+  if (queries.gradients[0].data)
+    launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
   return {true, args.bias_stored || args.bias_sums, args.not_finite};
 }

@@ -1,4 +1,5 @@
-// Arguments of Hopper's backward kernels, in addition to the portable ones.
+// Arguments of Hopper's backward kernels, in addition to the portable ones: those of 16-bit types and float32, and those
+// of float64.
 #pragma once
 
 #include "cuda/portable/backward_args.h"
@@ -30,6 +31,16 @@ struct GroupBackwardArgs : BackwardArgs {
   bool
       masks_on_device;  ///< masks were found on the GPU: not_finite may be 1 from the start, and then these kernels do nothing
   std::int32_t* not_finite;  ///< becomes 1 if a result holds a NaN, which may come from a hidden row
+};
+
+struct DoubleBackwardArgs : BackwardArgs {
+  CUtensorMap maps[2][2];      ///< of sides[i].rows[n]: boxes of 16 channels of 16 queries or 64 keys
+  bool has_dlse;               ///< if false, dlse is 0
+  double* sums;                ///< of dQ: 64 * padded head size for each query block of each head, zero at first
+  double *lse, *delta, *dlse;  ///< dS = P (dP - delta + dlse), rows in block order; no gradient: inf, 0, 0
+  const std::uint64_t* words;  ///< mask words of the tiles that have none in the plan's tables: 64 each, one per key
+  std::int32_t group_head;     ///< query head among those of a key head; launches after the first add
+  std::int32_t* not_finite;    ///< becomes 1 if a result holds a NaN, which may come from a hidden row
 };
 
 }  // namespace anyflash::cuda

@@ -10,7 +10,7 @@
 // time. Operands use two thirds of the shared memory bandwidth.
 #pragma once
 
-#include "cuda/hopper/backward_double_kernels.h"
+#include "cuda/hopper/backward_args.h"
 #include "cuda/hopper/backward_double_products.cuh"
 #include "cuda/hopper/backward_task.cuh"
 

@@ -14,6 +14,27 @@
 namespace anyflash::cuda {
 namespace {
 
+/// Queues a kernel, by as many thread blocks as run at once: they take tasks until there are none. bytes: of one number
+/// of keys and values, as the kernel reads them.
+template <class Args>
+Again queue(const Problem& problem, const GroupForwardKernel& kernel, int bytes, Args& args, DevicePlan& masks,
+            char* workspace, cudaStream_t stream) {
+  constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are interleaved, to share L2
+  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
+  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.not_finite = args.next_task + 1;
+  args.words = masks.words(true, workspace + report_bytes, args.not_finite);
+  const auto heads = problem.batch * problem.heads_q;
+  args.head_parts = (args.query_blocks + kernel.blocks - 1) / kernel.blocks;
+  args.tasks = static_cast<std::int32_t>(heads * args.head_parts);
+  const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * bytes;
+  const auto near = std::max(cached_bytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}) * args.group_heads;
+  args.near_heads = static_cast<std::int32_t>(std::min(near, heads));
+  allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
+  launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
+         &args, stream);
+  return {args.not_finite};
+}
+
 // --- float32 ---------------------------------------------------------------------------------------------------------
 
 /// Is it float32 that forward_split.cuh supports?
@@ -26,27 +47,6 @@ bool serves_split(const Problem& problem, const ExecutionPlan& plan) {
   return words_fit(problem, plan, true, 4 * results, changes_bits);
 }
 
-/// The workspace of a call: the report, mask words, and split-bfloat16 copies of float32 tensors.
-struct Space {
-  std::int64_t words, bf16_terms;
-  std::int64_t first_split() const { return report_bytes + words; }
-  std::int64_t bytes() const { return first_split() + bf16_terms; }
-};
-
-/// Describes q, k and v for splitting into bfloat16 terms. Returns the bytes that the terms take.
-std::int64_t split_of(const Problem& problem, const ExecutionPlan& plan, char* memory, SplitArgs& split) {
-  split.depth = padded_depth(problem), split.bf16_terms = bf16_term_count(problem);
-  split.tensors[0] = split_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
-  split.tensors[1] = split_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
-  split.tensors[2] = split_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
-  return place_split(split, 3, problem.batch, memory);
-}
-
-Space space_of(const Problem& problem, const ExecutionPlan& plan) {
-  SplitArgs split;
-  return {word_workspace(problem, plan, true), split_of(problem, plan, nullptr, split)};
-}
-
 Again split_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common, bool general,
                     DevicePlan& masks, char* workspace, cudaStream_t stream) {
   if (!serves_split(problem, plan)) return {};
@@ -54,24 +54,16 @@ Again split_forward(const Problem& problem, const ExecutionPlan& plan, const For
   SplitForwardArgs args{};
   static_cast<ForwardArgs&>(args) = common;
   if (problem.bias.given() && (!args.query_rows || !args.key_rows || !map_bias(args.bias_map, problem.bias))) return {};
-  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
-  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.not_finite = args.next_task + 1;
-  args.words = masks.words(true, workspace + report_bytes, args.not_finite);
   args.queries = cut_of(plan.query_grid, args.query_rows), args.keys = cut_of(plan.key_grid, args.key_rows);
   args.cap = static_cast<float>(problem.softcap);
   args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
-  order_tasks(args, problem, (args.query_blocks + kernel.blocks - 1) / kernel.blocks, 2 * bf16_term_count(problem));
-  SplitArgs split;
-  split_of(problem, plan, workspace + space_of(problem, plan).first_split(), split);
+  const auto split = split_of(problem, plan, workspace + report_bytes + word_workspace(problem, plan, true));
   for (int n = 0; n < 3; ++n) args.bf16_terms[n] = split.tensors[n].to;
-  split_rows(split, 3, problem.batch, stream);
+  split_rows(split, stream);
   constexpr float product = kSplitScale * kSplitScale;
   args.factor = static_cast<float>(problem.scale) / product;
   if (!general) args.unit32 /= product, args.lag32 *= product;
-  allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
-  launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
-         &args, stream);
-  return {args.not_finite};
+  return queue(problem, kernel, 2 * bf16_term_count(problem), args, masks, workspace, stream);
 }
 
 // --- float64 ---------------------------------------------------------------------------------------------------------
@@ -95,25 +87,17 @@ Again double_forward(const Problem& problem, const ExecutionPlan& plan, const Fo
       !map_double_rows(args.k_map, args.k, problem.d_qk, keys, 16, problem.heads_kv, problem.batch) ||
       !map_double_rows(args.v_map, args.v, problem.d_v, keys, 16, problem.heads_kv, problem.batch))
     return {};
-  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
-  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.not_finite = args.next_task + 1;
-  args.words = masks.words(true, workspace + report_bytes, args.not_finite);
   args.exponential = ScaledExponentialTerms(problem.scale);
-  order_tasks(args, problem, args.query_blocks, 8);
-  const auto kernel = double_forward_kernel(padded_depth(problem));
-  allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
-  launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
-         &args, stream);
-  return {args.not_finite};
+  return queue(problem, double_forward_kernel(padded_depth(problem)), 8, args, masks, workspace, stream);
 }
 
 }  // namespace
 
 std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  if (problem.type == ElementType::float64)
-    return serves_double(problem, plan) ? report_bytes + word_workspace(problem, plan, true) : 0;
-  if (problem.type != ElementType::float32) return attention_workspace(problem, plan);
-  return serves_split(problem, plan) ? space_of(problem, plan).bytes() : 0;
+  if (element_size(problem.type) == 2) return attention_workspace(problem, plan);
+  const bool split = problem.type == ElementType::float32;
+  if (!(split ? serves_split(problem, plan) : serves_double(problem, plan))) return 0;
+  return report_bytes + word_workspace(problem, plan, true) + (split ? split_of(problem, plan, nullptr).bytes() : 0);
 }
 
 Again group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args, bool general,

@@ -5,13 +5,13 @@ namespace anyflash::cuda {
 namespace {
 
 template <class Block>
-DoubleForwardKernel kernel_of() {
-  return {group_kernel_of<Block, DoubleForwardArgs>(), Block::kThreads, shared_bytes<Block>()};
+GroupForwardKernel kernel_of() {
+  return {group_kernel_of<Block, DoubleForwardArgs>(), Block::kThreads, shared_bytes<Block>(), 1};
 }
 
 }  // namespace
 
-DoubleForwardKernel double_forward_kernel(int depth) {
+GroupForwardKernel double_forward_kernel(int depth) {
   return depth == 64 ? kernel_of<DoubleForwardBlock<double, 64>>() : kernel_of<DoubleForwardBlock<double, 128>>();
 }
 

@@ -60,33 +60,29 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
 
 }  // namespace
 
-SplitRows split_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
-                        std::int64_t channels) {
-  return {rows_of(problem, operand),
-          grid,
-          static_cast<std::int32_t>(grid.count()),
-          static_cast<std::int32_t>(heads),
-          static_cast<std::int32_t>(channels),
-          plain_rows(problem, grid),
-          nullptr};
-}
-
-std::int64_t place_split(SplitArgs& args, int tensors, std::int64_t batch, char* memory) {
-  std::int64_t bytes = 0;
-  for (int n = 0; n < tensors; ++n) {
+SplitArgs split_of(const Problem& problem, const ExecutionPlan& plan, char* memory) {
+  SplitArgs args{};
+  args.depth = padded_depth(problem), args.bf16_terms = bf16_term_count(problem);
+  int n = 0;
+  const auto add = [&](const Operand& operand, const Grid& grid, std::int64_t heads, std::int64_t channels) {
     auto& tensor = args.tensors[n];
-    tensor.to = memory ? memory + bytes : nullptr;
-    bytes += batch * tensor.heads * tensor.blocks * args.depth * (64 * 2 * args.bf16_terms);
-  }
-  return bytes;
+    tensor.rows = rows_of(problem, operand), tensor.grid = grid, tensor.plain = plain_rows(problem, grid);
+    tensor.blocks = static_cast<std::int32_t>(grid.count()), tensor.heads = static_cast<std::int32_t>(heads);
+    tensor.channels = static_cast<std::int32_t>(channels);
+    if (memory) tensor.to = memory + args.first_block[n] * args.block_bytes();
+    args.first_block[n + 1] = args.first_block[n] + problem.batch * heads * tensor.blocks;
+    ++n;
+  };
+  add(problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
+  if (problem.direction == Direction::backward) add(problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
+  add(problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
+  add(problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
+  for (; n < kMostSplitRows; ++n) args.first_block[n + 1] = args.first_block[n];
+  return args;
 }
 
-void split_rows(SplitArgs args, int tensors, std::int64_t batch, cudaStream_t stream) {
-  std::int64_t blocks = 0;
-  for (int n = 0; n <= kMostSplitRows; ++n) {
-    args.first_block[n] = blocks;
-    if (n < tensors) blocks += batch * args.tensors[n].heads * args.tensors[n].blocks;
-  }
+void split_rows(SplitArgs args, cudaStream_t stream) {
+  const auto blocks = args.first_block[kMostSplitRows];
   if (blocks > 0) launch(reinterpret_cast<const void*>(&split_rows_kernel), blocks, threads, 0, &args, stream);
 }
 

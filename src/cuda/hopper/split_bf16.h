@@ -35,6 +35,9 @@ struct SplitArgs {
   std::int64_t first_block[kMostSplitRows + 1];  ///< of each among those of all
   std::int32_t depth;                            ///< padded head size
   std::int32_t bf16_terms;                       ///< bfloat16 terms of a number
+
+  std::int64_t block_bytes() const { return std::int64_t{64} * depth * 2 * bf16_terms; }
+  std::int64_t bytes() const { return first_block[kMostSplitRows] * block_bytes(); }
 };
 
 /// The number of bfloat16 terms in this call. It is three if results must not depend on other batch entries: the
@@ -43,13 +46,11 @@ inline int bf16_term_count(const Problem& problem) {
   return allows_tf32(problem) && !problem.deterministic ? kTf32Terms : kBf16Terms;
 }
 
-SplitRows split_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
-                        std::int64_t channels);
-
-/// Assigns memory to the bfloat16 terms of several tensors, one after another. Returns the bytes that they take.
-std::int64_t place_split(SplitArgs& args, int tensors, std::int64_t batch, char* memory);
+/// Describes the split of a call's q, dout (in a backward call), k and v, in this order, into `memory`, one after
+/// another. memory null: only their bytes are wanted.
+SplitArgs split_of(const Problem& problem, const ExecutionPlan& plan, char* memory);
 
 /// Queues the split.
-void split_rows(SplitArgs args, int tensors, std::int64_t batch, cudaStream_t stream);
+void split_rows(SplitArgs args, cudaStream_t stream);
 
 }  // namespace anyflash::cuda
