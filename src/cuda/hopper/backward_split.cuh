@@ -4,17 +4,94 @@
 // A thread block takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
 // query blocks that see it on its own. It computes all of S^T, dP^T, dV, dK, and its part of dQ, which is added to
 // float32 sums in global memory, in no fixed order. P^T is an operand from registers; dS^T goes through shared memory
-// as bfloat16 terms, since dQ needs it transposed. Sums leave the tensor cores after each tile (split_bf16.cuh). One warp
+// as bfloat16 terms, since dQ needs it transposed. SplitSums leave the tensor cores after each tile (split_bf16.cuh). One warp
 // loads: Q two tiles ahead, and dO, which is used for less of a tile's time, one. Bound by the tensor cores, six
 // products for one (three with two terms).
 //
 // The terms of q, k, v, dout and P are scaled by 2^16 (split_bf16.h), hence dP, delta and dV by 2^32, dQ and dK by 2^48.
 #pragma once
 
-#include "cuda/hopper/backward_split_products.cuh"
+#include "cuda/hopper/backward_registers.cuh"
 #include "cuda/hopper/backward_task.cuh"
+#include "cuda/hopper/split_products.cuh"
 
 namespace anyflash::cuda {
+
+/// Rows of K or V times rows of Q or dO: to the bit as in the forward pass, and, with three terms, as in SplitProducts.
+template <int bf16_terms>
+__device__ __forceinline__ void row_products(SplitSums& sums, const SplitTile<bf16_terms>& key_tile,
+                                             const SplitTile<bf16_terms>& query_tile) {
+  const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);
+  wgmma_fence();
+  issue_products<bf16_terms>(sums, [&](SplitSums::Tile& sum, int first, int second, int m, bool adds) {
+    const auto at = columns_from<64>(16 * m);
+    wgmma<false, false>(sum, a + key_tile.term(second) + at, b + query_tile.term(first) + at, adds, __nv_bfloat16());
+  });
+  wgmma_commit();
+}
+
+/// P^T times rows of dO, or dS^T times rows of Q.
+template <int bf16_terms>
+__device__ __forceinline__ void weighted_rows(SplitSums& sums, const std::uint32_t (&weights)[bf16_terms][4][4],
+                                              const SplitTile<bf16_terms>& rows) {
+  const auto b = describe_tile(&rows, 0);
+  wgmma_fence();
+  issue_products<bf16_terms>(sums, [&](SplitSums::Tile& sum, int first, int second, int m, bool adds) {
+    wgmma<true>(sum, weights[first][m], b + rows.term(second) + rows_from(16 * m), adds, __nv_bfloat16());
+  });
+  wgmma_commit();
+}
+
+/// dS^T times rows of Q; transposed, dS times rows of K.
+template <bool kTransposed, int bf16_terms>
+__device__ __forceinline__ void tile_products(SplitSums& sums, const SplitTile<bf16_terms>& scores,
+                                              const SplitTile<bf16_terms>& rows) {
+  const auto a = describe_tile(&scores, 0), b = describe_tile(&rows, 0);
+  wgmma_fence();
+  issue_products<bf16_terms>(sums, [&](SplitSums::Tile& sum, int first, int second, int m, bool adds) {
+    const auto at = a + scores.term(first) + (kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m));
+    wgmma<kTransposed, true>(sum, at, b + rows.term(second) + rows_from(16 * m), adds, __nv_bfloat16());
+  });
+  wgmma_commit();
+}
+
+/// Turns scores into P. rest: lse remainders of the tile's queries, null: 0. words: of its keys, null: no pair is
+/// hidden.
+__device__ __forceinline__ void weigh(SplitSums::Tile& s, const float* lse, const float* rest, const Word* words,
+                                      float factor) {
+  const unsigned first = 2 * (lane_number() % 4);
+  lse += first;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j);
+    const float2 y = rest ? *reinterpret_cast<const float2*>(rest + first + 8 * j) : float2{0, 0};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float below = __fadd_rn(rounded_product(s[j][e], factor), e % 2 == 0 ? -x.x : -x.y);
+      below = __fadd_rn(below, e % 2 == 0 ? -y.x : -y.y);
+      asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(below));  // positive only by rounding, which may be a lot
+      s[j][e] = expf(below);
+    }
+  }
+  if (words) hide(s, words[row_of_lane()] >> first, words[row_of_lane() + 8] >> first);
+}
+
+/// Adds a tile to sums in global memory, in the order of the warpgroup's registers (backward_sums.cuh).
+__device__ __forceinline__ void add_to_sums(float* to, const SplitSums::Tile& x) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) add_to_memory(to + j * 512 + threadIdx.x % 128 * 4, x[j]);
+}
+
+/// 64 channels, from `first` on, of a key block's rows of dK (n = 0) or dV.
+__device__ __forceinline__ void store_gradient(const SplitSums::Tile& x, const GroupBackwardArgs& args, std::int32_t b,
+                                               std::int32_t key_head, std::int32_t block, int n, int first) {
+  const auto& side = args.sides[keys];
+  const auto& rows = side.gradients[n];
+  if (!rows.data || block >= side.blocks) return;
+  store_float_rows(x, rows, head_data<float>(rows, b, key_head) + first * rows.channel, args.channels[n] - first,
+                   box_of(side.grid, side.plain, block), side.grid.size, static_cast<int>(row_of_lane()),
+                   args.key_factors[n], args.not_finite);
+}
 
 template <int bf16_terms>
 struct SplitBackwardShared {
@@ -36,8 +113,7 @@ struct SplitBackwardShared {
 };
 
 template <int bf16_terms>  // bfloat16 terms of a number
-class SplitBackwardBlock : SplitTiles<bf16_terms>,
-                           public BackwardTask<GroupBackwardArgs, SplitBackwardShared<bf16_terms>, 2, 232, 40> {
+class SplitBackwardBlock : public BackwardTask<GroupBackwardArgs, SplitBackwardShared<bf16_terms>, 2, 232, 40> {
  public:
   using Task = BackwardTask<GroupBackwardArgs, SplitBackwardShared<bf16_terms>, 2, 232, 40>;
   using Task::Task;
@@ -47,16 +123,12 @@ class SplitBackwardBlock : SplitTiles<bf16_terms>,
  private:
   friend Task;
   using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
-  using Products = SplitTiles<bf16_terms>;
-  using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
-      Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
-      Products::store_gradient;
-  using typename Products::SplitTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
+  using SplitTile = cuda::SplitTile<bf16_terms>;
+  using Tile = SplitSums::Tile;
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
-  // --- The producer warp
-  // -----------------------------------------------------------------------------------------------
+  // --- The producer warp ---------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     const bool leads = lane_number() == 0;
@@ -113,8 +185,7 @@ class SplitBackwardBlock : SplitTiles<bf16_terms>,
     copy_bytes(&to, args_.bf16_terms[which][n] + std::int64_t{block} * SplitTile::kBytes, SplitTile::kBytes, full);
   }
 
-  // --- The consumer warpgroups
-  // -----------------------------------------------------------------------------------------
+  // --- The consumer warpgroups ---------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void compute() {
     Tile grad_k, grad_v;
@@ -138,7 +209,7 @@ class SplitBackwardBlock : SplitTiles<bf16_terms>,
       }
       Tile p, ds;
       {
-        Sums s, dp;
+        SplitSums s, dp;
         row_products(s, k, shared_.q[stage]);
         shared_.dout_full.wait(count % 2);
         row_products(dp, shared_.v[group()], shared_.dout);
@@ -151,22 +222,22 @@ class SplitBackwardBlock : SplitTiles<bf16_terms>,
       }
       score_gradients(ds, p, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
       sync_threads<128>(1 + group());  // the last tile's dS is no longer read
-      Weights weights;
+      SplitOperand<bf16_terms> weights;
       split_operand(weights, ds, 1.0f);
       store_operand(scores, weights);
       split_operand(weights, p, kSplitScale);
       fence_proxy_async();
       sync_threads<128>(1 + group());
-      Sums sums;
+      SplitSums sums;
       weighted_rows(sums, weights, shared_.dout);
       wgmma_wait<0>();
       release(shared_.dout_empty);
       add(grad_v, sums);
-      Products::template tile_products<false>(sums, scores, shared_.q[stage]);
+      tile_products<false>(sums, scores, shared_.q[stage]);
       wgmma_wait<0>();
       release(shared_.queries_empty[stage]);
       add(grad_k, sums);
-      Products::template tile_products<true>(sums, scores, k);
+      tile_products<true>(sums, scores, k);
       wgmma_wait<0>();
       Tile grad_q;
       join(grad_q, sums);

@@ -13,8 +13,7 @@
 // (three with two terms), and by the additions to dQ's sums.
 #pragma once
 
-#include "cuda/hopper/backward_split_products.cuh"
-#include "cuda/hopper/backward_task.cuh"
+#include "cuda/hopper/backward_split.cuh"
 
 namespace anyflash::cuda {
 
@@ -45,8 +44,7 @@ struct WideSplitBackwardShared {
 };
 
 template <int bf16_terms>  // bfloat16 terms of a number
-class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
-                               public BackwardTask<GroupBackwardArgs, WideSplitBackwardShared<bf16_terms>, 1, 232, 40> {
+class WideSplitBackwardBlock : public BackwardTask<GroupBackwardArgs, WideSplitBackwardShared<bf16_terms>, 1, 232, 40> {
  public:
   using Task = BackwardTask<GroupBackwardArgs, WideSplitBackwardShared<bf16_terms>, 1, 232, 40>;
   using Task::Task;
@@ -66,14 +64,10 @@ class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
 
  private:
   using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
-  using Products = SplitTiles<bf16_terms>;
-  using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
-      Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
-      Products::store_gradient;
-  using typename Products::SplitTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
+  using SplitTile = cuda::SplitTile<bf16_terms>;
+  using Tile = SplitSums::Tile;
 
-  // --- The producer warps, one for each n
-  // ------------------------------------------------------------------------------
+  // --- The producer warps, one for each n ----------------------------------------------------------------------------
 
   __device__ __forceinline__ void load(unsigned n) {
     const bool leads = lane_number() == 0;
@@ -143,8 +137,7 @@ class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
     }
   }
 
-  // --- The consumer warpgroups, one for each n
-  // -------------------------------------------------------------------------
+  // --- The consumer warpgroups, one for each n -----------------------------------------------------------------------
 
   __device__ __forceinline__ void compute(unsigned n) {
     const unsigned other = n ^ 1;
@@ -162,7 +155,7 @@ class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
       Tile x;
       score_products(x, n, parity, [&] { add_query_gradient(query_gradient, last_tile, n); });
       last_tile = tile;
-      Weights weights;
+      SplitOperand<bf16_terms> weights;
       if (n == 0) {
         weigh(x, shared_.lse, lse_remainders_of(args_, large_lse, tile, 0), shared_.partial ? shared_.words : nullptr,
               args_.factor);
@@ -181,7 +174,7 @@ class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
       }
       release(shared_.rows_empty[n][0]);
       release(shared_.rows_empty[n][1]);
-      Sums sums;
+      SplitSums sums;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         shared_.rows_full[other][half].wait(parity);
@@ -191,7 +184,7 @@ class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
         add(gradient[half], sums);
       }
       shared_.ds_full.wait(parity);
-      Products::template tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
+      tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
       wgmma_wait<0>();
       release(shared_.ds_empty);
       join(query_gradient, sums);
@@ -205,7 +198,7 @@ class WideSplitBackwardBlock : SplitTiles<bf16_terms>,
   /// first products.
   template <class Work>
   __device__ __forceinline__ void score_products(Tile& x, unsigned n, unsigned parity, const Work& meanwhile) {
-    Sums first, second;
+    SplitSums first, second;
     row_products(first, shared_.keys[n][0], shared_.rows[n][0]);
     meanwhile();
     shared_.rows_full[n][1].wait(parity);

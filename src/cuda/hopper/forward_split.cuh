@@ -18,12 +18,11 @@
 // computes all again.
 #pragma once
 
-#include "cuda/common/split_bf16.cuh"
 #include "cuda/hopper/forward_args.h"
+#include "cuda/hopper/split_products.cuh"
 #include "cuda/portable/scores.cuh"
 #include "cuda/portable/softmax.cuh"
 #include "cuda/portable/walk.cuh"
-#include "cuda/tile/accumulators.cuh"
 #include "cuda/tile/mask_words.cuh"
 #include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/runs.cuh"
@@ -174,7 +173,6 @@ class SplitForward {
   static constexpr int kParts = kDepth / 64;  ///< of O, by channels
   static constexpr bool kHeld = Sizes::kHeld;
   static constexpr int kTermSize = 64 * kDepth;  ///< numbers of one bfloat16 term of a tile
-  static constexpr int kFirstSmall = first_small(kTerms);
 
   __device__ __forceinline__ SplitForward(const SplitForwardArgs& args, Shared& shared)
       : args_(args), shared_(shared) {}
@@ -205,11 +203,9 @@ class SplitForward {
 
  private:
   using Scores = AccumulatorTile<64>;
-  using Weights = std::uint32_t[kTerms][kTiles / 2][4];
+  using Weights = SplitOperand<kTerms>;
 
   __device__ __forceinline__ static unsigned warpgroup() { return threadIdx.x / 128; }
-  /// This lane's first row of its query block; the second is 8 rows further.
-  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
   __device__ __forceinline__ static float infinity() { return cuda::infinity<float>(); }
 
   __device__ __forceinline__ void load_queries() {
@@ -227,11 +223,7 @@ class SplitForward {
     rows_.sum[0] = rows_.sum[1] = 0;
     sees_ = 0;
 #pragma unroll
-    for (int n = 0; n < kParts; ++n)
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o_[n][j][e] = 0;
+    for (int n = 0; n < kParts; ++n) clear(o_[n]);
     for (;; at_.advance()) {
       shared_.keys.wait_full(at_);
       const std::int32_t tile = shared_.tile[at_.stage];
@@ -247,7 +239,7 @@ class SplitForward {
       Weights p;
       score_products(s);
       finish(s, tile);
-      split_probabilities(p, s);
+      split_operand(p, s.x, kSplitScale);
       shared_.values.wait_full(at_);
       add_values(p);
       shared_.values.release(at_);
@@ -257,34 +249,19 @@ class SplitForward {
   /// Q K^T, in chains of 64 channels; with three terms to the bit as SplitProducts of the portable kernels.
   __device__ __forceinline__ void score_products(Scores& s) const {
     constexpr int kChains = kDepth / kSplitChain;
-    float high[kChains][kTiles][4], small[kChains][kTiles][4];
+    SplitSums sums[kChains];
     const auto b = describe_tile(shared_.k[at_.stage], 0);
     wgmma_fence();
 #pragma unroll
-    for (int m = 0; m < kDepth / 16; ++m) {
-      const int chain = 16 * m / kSplitChain, place = 16 * m % kSplitChain;
-#pragma unroll
-      for (int n = kFirstSmall; n < kSmallProducts; ++n)
-        multiply_terms(small[chain], first_term(n), second_term(n), m, b, place > 0 || n > kFirstSmall);
-      if (place < 16 * kHighChunks) multiply_terms(high[chain], 0, 0, m, b, place > 0);
-      if (place + 16 < kSplitChain) continue;
-#pragma unroll
-      for (int back = kSplitChain / 16 - 1 - kHighChunks; back >= 0; --back)
-        multiply_terms(small[chain], 0, 0, m - back, b, true);
-    }
+    for (int chain = 0; chain < kChains; ++chain)
+      issue_products<kTerms>(sums[chain], [&](SplitSums::Tile& sum, int first, int second, int m, bool adds) {
+        multiply_terms(sum, first, second, chain * (kSplitChain / 16) + m, b, adds);
+      });
     wgmma_commit();
     wgmma_wait<0>();
+    join(s.x, sums[0]);
 #pragma unroll
-    for (int chain = 0; chain < kChains; ++chain) {
-      keep(high[chain]), keep(small[chain]);
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float sum = high[chain][j][e] + small[chain][j][e];
-          s.x[j][e] = chain == 0 ? sum : s.x[j][e] + sum;
-        }
-    }
+    for (int chain = 1; chain < kChains; ++chain) add(s.x, sums[chain]);
   }
   /// Channels from 16m on of one bfloat16 term of Q and one of K.
   __device__ __forceinline__ void multiply_terms(float (&s)[kTiles][4], int first, int second, int m,
@@ -301,40 +278,16 @@ class SplitForward {
   __device__ __forceinline__ void add_values(const Weights& p) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      float high[kTiles][4], small[kTiles][4];
+      SplitSums sums;
       const auto b = describe_tile(shared_.v[at_.stage] + part * 4096, 64 * 128);
       wgmma_fence();
-#pragma unroll
-      for (int m = 0; m < kTiles / 2; ++m) {
-#pragma unroll
-        for (int n = kFirstSmall; n < kSmallProducts; ++n)
-          wgmma<true>(small, p[first_term(n)][m], b + second_term(n) * (kTermSize * 2 / 16) + rows_from(16 * m),
-                      m > 0 || n > kFirstSmall, __nv_bfloat16());
-        if (m < kHighChunks) wgmma<true>(high, p[0][m], b + rows_from(16 * m), m > 0, __nv_bfloat16());
-      }
-#pragma unroll
-      for (int m = kHighChunks; m < kTiles / 2; ++m)
-        wgmma<true>(small, p[0][m], b + rows_from(16 * m), true, __nv_bfloat16());
+      issue_products<kTerms>(sums, [&](SplitSums::Tile& sum, int first, int second, int m, bool adds) {
+        wgmma<true>(sum, p[first][m], b + second * (kTermSize * 2 / 16) + rows_from(16 * m), adds, __nv_bfloat16());
+      });
       wgmma_commit();
       wgmma_wait<0>();
-      keep(high), keep(small);
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o_[part][j][e] += high[j][e] + small[j][e];
+      add(o_[part], sums);
     }
-  }
-
-  /// Turns P into operands.
-  __device__ __forceinline__ static void split_probabilities(Weights& p, const Scores& s) {
-#pragma unroll
-    for (int m = 0; m < kTiles / 2; ++m)
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const float* const x = &s.x[2 * m + n / 2][n % 2 * 2];
-        split<kTerms>(x[0] * kSplitScale, x[1] * kSplitScale,
-                      [&](int term) -> std::uint32_t& { return p[term][m][n]; });
-      }
   }
 
   // --- From products to P --------------------------------------------------------------------------------------------
@@ -345,10 +298,10 @@ class SplitForward {
       apply_score_mod(s, args_.factor, args_.cap, args_.cap_inverse);
       if (args_.bias.data)
         add_bias<Sizes::kBiasBytes>(s, shared_.bias[stage][warpgroup()], args_.bias.type, args_.bias.query == 0,
-                                    static_cast<int>(row()));
+                                    static_cast<int>(row_of_lane()));
     }
     if (tile >> (8 + warpgroup()) & 1) {
-      const Word* const words = shared_.words[stage][warpgroup()] + row();
+      const Word* const words = shared_.words[stage][warpgroup()] + row_of_lane();
       apply_mask(s, [&](int r, int) {
         if (words[8 * r]) sees_ |= 1u << r;
         return words[8 * r];
@@ -400,7 +353,7 @@ class SplitForward {
       zero += 0 * sum;
       if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons ignore
       divide(r, change, sum);
-      store_statistics(static_cast<int>(row()) + 8 * r, largest, sum);
+      store_statistics(static_cast<int>(row_of_lane()) + 8 * r, largest, sum);
     }
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
@@ -432,7 +385,7 @@ class SplitForward {
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
       store_float_rows(o_[n], rows, data + n * 64 * rows.channel, args_.d_v - n * 64, box, args_.query_grid.size,
-                       static_cast<int>(row()), 1.0f, args_.not_finite);
+                       static_cast<int>(row_of_lane()), 1.0f, args_.not_finite);
   }
 
   __device__ __forceinline__ void store_statistics(int row, float largest, float sum) const {

@@ -23,6 +23,17 @@ __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
     asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
 }
 
+template <int kTiles>
+__device__ __forceinline__ void clear(float (&x)[kTiles][4]) {
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[j][e] = 0;
+}
+
+/// This lane's first row of its warpgroup's 64; the second is 8 rows further.
+__device__ __forceinline__ unsigned row_of_lane() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
+
 /// Turns results of products into operands. kClamped: numbers that are too large become the largest finite number.
 template <class E, bool kClamped = false, int kTiles>
 __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const float (&x)[kTiles][4]) {
