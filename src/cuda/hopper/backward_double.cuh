@@ -42,6 +42,19 @@ __device__ __forceinline__ const double* lse_remainders_of(const DoubleBackwardA
   return static_cast<const double*>(args.terms.rest) + std::int64_t{tile} * 32;
 }
 
+/// Stores this warp's rows of dK (n = 0) or dV. kKeyBlocks: of the thread block; all but the first may not exist.
+template <int kKeyBlocks, class E, int kTiles>
+__device__ __forceinline__ void store_key_gradient(const E (&x)[kTiles][2][2], const DoubleBackwardArgs& args,
+                                                   std::int32_t b, std::int32_t key_head, std::int32_t block, int n,
+                                                   double factor) {
+  const auto& side = args.sides[keys];
+  if (!side.gradients[n].data || (kKeyBlocks > 1 && block >= side.blocks)) return;
+  const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
+  store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b, key_head), 0, args.channels[n],
+                    box_of(side.grid, side.plain, block), side.grid.size, rows, factor, args.group_head > 0,
+                    args.not_finite);
+}
+
 template <class E>  // E is float64; a template so that other GPUs' builds compile no code for it
 class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwardShared, 2, 240, 24> {
  public:
@@ -58,8 +71,7 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
-  // --- The producer warp
-  // -----------------------------------------------------------------------------------------------
+  // --- The producer warp ---------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     const auto lane = static_cast<int>(lane_number());
@@ -129,8 +141,7 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
     shared_.full[count % 2].arrive_for_warp();
   }
 
-  // --- The consumer warpgroups
-  // -----------------------------------------------------------------------------------------
+  // --- The consumer warpgroups ---------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void compute() {
     E grad_k[8][2][2], grad_v[8][2][2];
@@ -173,19 +184,9 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
       add_query_gradient(args_.sums + std::int64_t{tile} * (kQueries * 64), shared_.ds[group()], shared_.k[group()],
                          threadIdx.x / 32 % 4);
     }
-    store(grad_k, 0, args_.scale);
-    store(grad_v, 1, 1.0);
-  }
-
-  /// This warpgroup's rows of dK (n = 0) or dV.
-  __device__ __forceinline__ void store(const E (&x)[8][2][2], int n, double factor) const {
-    const auto& side = args_.sides[keys];
     const auto block = first_block_ + static_cast<std::int32_t>(group());
-    if (!side.gradients[n].data || block >= side.blocks) return;
-    const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
-    store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
-                      box_of(side.grid, side.plain, block), side.grid.size, rows, factor, args_.group_head > 0,
-                      args_.not_finite);
+    store_key_gradient<kKeyBlocks>(grad_k, args_, b_, key_head_, block, 0, args_.scale);
+    store_key_gradient<kKeyBlocks>(grad_v, args_, b_, key_head_, block, 1, 1.0);
   }
 };
 

@@ -51,8 +51,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
   using Scores = E[4][2][2];
   using Sums = E[kDepth / 8][2][2];
 
-  // --- The producer warp
-  // -----------------------------------------------------------------------------------------------
+  // --- The producer warp ---------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     const auto lane = static_cast<int>(lane_number());
@@ -123,8 +122,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
     if (lane == 0) shared_.gradient_tile[dout_slot] = -1, shared_.dout_full[dout_slot].arrive();
   }
 
-  // --- The consumer warpgroups
-  // -----------------------------------------------------------------------------------------
+  // --- The consumer warpgroups ---------------------------------------------------------------------------------------
 
   /// The slots of a tile's halves. count: of halves so far.
   template <int kStages>
@@ -172,7 +170,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
       }
       share_out(tile, count);
     }
-    store(sum, 1, 1.0);
+    store_key_gradient<kKeyBlocks>(sum, args_, b_, key_head_, first_block_, 1, 1.0);
   }
 
   /// dP^T, dS^T, dK.
@@ -209,7 +207,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
       }
       share_out(tile, count);
     }
-    store(sum, 0, args_.scale);
+    store_key_gradient<kKeyBlocks>(sum, args_, b_, key_head_, first_block_, 0, args_.scale);
   }
 
   /// Computes this warp's part of a tile's dQ.
@@ -217,16 +215,6 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
     shared_.scores_stored.wait(count / 2 % 2);
     add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);
     release(shared_.scores_done);
-  }
-
-  /// This warp's rows of dK (n = 0) or dV.
-  __device__ __forceinline__ void store(const Sums& x, int n, double factor) const {
-    const auto& side = args_.sides[keys];
-    if (!side.gradients[n].data) return;
-    const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
-    store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
-                      box_of(side.grid, side.plain, first_block_), side.grid.size, rows, factor, args_.group_head > 0,
-                      args_.not_finite);
   }
 };
 
