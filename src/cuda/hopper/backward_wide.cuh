@@ -36,8 +36,6 @@ class WideBackwardBlock {
   using Gradient = float[kChannelTiles][4];
 
   __device__ __forceinline__ unsigned group() const { return group_; }
-  /// This lane's first key; the second is 8 rows further.
-  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
 
   __device__ __forceinline__ void compute() {
     unsigned count = 0, made = 0;  // stages and score buffers so far; the end of a task takes a stage too
@@ -95,7 +93,7 @@ class WideBackwardBlock {
           add(ds, more_ds);
         }
       }
-      const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block, static_cast<std::int32_t>(row())};
+      const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block, static_cast<std::int32_t>(row_of_lane())};
       release(shared_.empty[count % 2]), shared_.keys_empty.arrive_for_warp();
       ++count;
       store_key_gradients<E>(grad_k, args_, place, 0, group() * 128, args_.factor);
@@ -103,13 +101,6 @@ class WideBackwardBlock {
     }
     if (threadIdx.x == 0) shared_.done = true;
     release(shared_.scores_written[made % 2]);
-  }
-
-  __device__ __forceinline__ static void clear(Gradient& x) {
-#pragma unroll
-    for (int j = 0; j < kChannelTiles; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[j][e] = 0;
   }
 
   /// c + rest = K or V times this warpgroup's 32 rows of Q or dO. In two chains, as in the forward pass (products.cuh).
@@ -165,13 +156,13 @@ class WideBackwardBlock {
   __device__ __forceinline__ void weigh(Scores& s, [[maybe_unused]] Packed& packed, unsigned stage,
                                         [[maybe_unused]] unsigned buffer, [[maybe_unused]] std::int32_t tile) {
     const bool partial = shared_.cells[stage] >> 8;  // a tile with one key block is never visited if all is hidden
-    const Word* const words = shared_.words[stage][0] + row();
+    const Word* const words = shared_.words[stage][0] + row_of_lane();
     const unsigned first = group() * 32 + 2 * (lane_number() % 4);
     const float* const lse = shared_.lse[stage] + group() * 32;
     if constexpr (Sizes::kGeneral) {
       if (tile < 0) return;
       const BiasPlace place(args_, tile, static_cast<int>(first),
-                            shared_.first_block * 64 + static_cast<std::int32_t>(row()));
+                            shared_.first_block * 64 + static_cast<std::int32_t>(row_of_lane()));
       const E* const copied = shared_.scores[buffer] + Sizes::kGradients;
       const auto first_query = static_cast<int>(group() * 32);
       const Word a = partial ? words[0] >> first : rules::all_bits, b = partial ? words[8] >> first : rules::all_bits;
