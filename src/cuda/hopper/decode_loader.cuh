@@ -56,6 +56,7 @@ struct BulkDecodeShared {
   __device__ __forceinline__ rules::Word* words(int group) {
     return reinterpret_cast<rules::Word*>(largest) + group * Sizes::kRows;
   }
+  static_assert(sizeof(rules::Word[kKeyWarps][Sizes::kRows]) <= sizeof(largest) + sizeof(sum) + sizeof(weight));
   /// Over the tiles; padded against bank conflicts.
   using Results = T[kKeyWarps][Sizes::kRows][Sizes::kDepth + 8];
   __device__ __forceinline__ Results& results() { return *reinterpret_cast<Results*>(k); }
