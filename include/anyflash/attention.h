@@ -96,6 +96,8 @@ struct ForwardOutputs {
   TensorView lse;
   TensorView row_sum;  ///< the sum of exp(S - row_max), shape and type of lse
   TensorView row_max;  ///< the greatest visible score, shape and type of lse
+  /// row_max may be any number near the greatest score, with row_sum to it. join() needs no more, and a GPU saves time.
+  bool near_maxima = false;
 };
 
 /// Where the gradients go. Only the gradients that are given are computed. Each has the shape and type of its tensor.

@@ -26,9 +26,10 @@ ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorV
   return {{q.shape.begin(), q.shape.begin() + 4}, {q.shape.begin(), q.shape.begin() + 3}};
 }
 
+/// near: l and m may be to any number near the maximum (ForwardOutputs::near_maxima).
 template <Caller caller>
-nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
-                     nb::handle return_lse, const nb::dict& given) {
+nb::object forward_of(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
+                      nb::handle return_lse, const nb::dict& given, bool near) {
   forget_tile_report();
   Arrays arrays(caller);
   const auto options = read_options(given, arrays);
@@ -38,6 +39,7 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const bool make_out = out_array.is_none();
   nb::object out = make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q) : nb::borrow(out_array);
   ForwardOutputs outputs;
+  outputs.near_maxima = near;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
   const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
@@ -56,6 +58,17 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   if (make_out) out = finished(std::move(out), q.type, q_array);
   if (statistics == 0) return out;
   return statistics == 1 ? nb::make_tuple(out, first) : nb::make_tuple(out, first, second);
+}
+
+template <Caller caller>
+nb::object attention(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle return_lse,
+                     const nb::dict& given) {
+  return forward_of<caller>(q, k, v, out, return_lse, given, false);
+}
+
+/// One of the results that torch_join joins.
+nb::object attention_of_part(nb::handle q, nb::handle k, nb::handle v, const nb::dict& given) {
+  return forward_of<Caller::torch>(q, k, v, nb::none(), nb::str("lm"), given, true);
 }
 
 constexpr int all_gradients = 0b11111;
@@ -216,6 +229,7 @@ void add_calls(nb::module_& module) {
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("torch_backward_workspace", &workspace_of_backward, any("q"), any("k"), any("v"), nb::arg("options"),
              nb::arg("wanted"));
+  module.def("torch_part", &attention_of_part, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("torch_join", &join_results, nb::arg("out"), nb::arg("row_sum"), nb::arg("row_max"),
              nb::arg("out_of_part"), nb::arg("sum_of_part"), nb::arg("max_of_part"), nb::arg("stream"),
              nb::arg("threads"));

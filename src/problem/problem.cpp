@@ -92,6 +92,7 @@ class Reader {
     problem_.lse = statistic({"lse", outputs.lse}, true);
     problem_.row_sum = statistic({"row_sum", outputs.row_sum}, true);
     problem_.row_max = statistic({"row_max", outputs.row_max}, true);
+    problem_.near_maxima = outputs.near_maxima;
   }
 
   void read_backward_inputs(const BackwardInputs& inputs) {

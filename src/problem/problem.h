@@ -94,6 +94,7 @@ struct Problem {
   Operand q, k, v, out;
   Pages pages;
   RowStatistic lse, row_sum, row_max;
+  bool near_maxima = false;  // row_max need not be the maximum
   Bias bias;
   HeadNumbers alibi, sink;
 

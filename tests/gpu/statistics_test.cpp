@@ -2,6 +2,7 @@
 // all.)
 #include <anyflash/attention.h>
 
+#include <cmath>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -34,6 +35,30 @@ TEST_P(GpuStatistics, EachAlone) {
       EXPECT_EQ(found, asked >> i & 1 ? expected[i] : std::vector<unsigned char>(found.size(), 0xa5))
           << "number " << i << " of those asked for, " << asked;
     }
+  }
+}
+
+/// Pairs to a number near the maximum: row_max + log(row_sum) is the lse, also of rows whose scores are large.
+TEST_P(GpuStatistics, NearMaxima) {
+  const auto [type, queries, depth] = GetParam();
+  const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
+  const auto q = Tensor::of_sines(type, {1, 2, queries, depth}, 0), k = Tensor::of_sines(type, {1, 2, 150, depth}, 1);
+  const Tensor v(type, {1, 2, 150, depth}, 0x3f), out(type, {1, 2, queries, depth}, 0);
+  for (const double scale : {0.125, 300.0}) {
+    Options options;
+    options.rule = causal();
+    options.scale = scale;
+    std::vector<double> lse[2];
+    for (const bool near : {false, true}) {
+      const Tensor sum(statistic, {1, 2, queries}, 0xa5), largest(statistic, {1, 2, queries}, 0xa5);
+      ForwardOutputs outputs{out.view, {}, sum.view, largest.view};
+      outputs.near_maxima = near;
+      forward(q.view, k.view, v.view, outputs, options);
+      const auto l = sum.bytes(), m = largest.bytes();
+      for (std::int64_t i = 0; i < 2 * queries; ++i)
+        lse[near].push_back(number_at(statistic, m.data(), i) + std::log(number_at(statistic, l.data(), i)));
+    }
+    for (std::size_t i = 0; i < lse[0].size(); ++i) EXPECT_NEAR(lse[1][i], lse[0][i], 4e-7 * (8 + std::abs(lse[0][i])));
   }
 }
 

@@ -116,6 +116,7 @@ std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int6
 void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, int blocks,
               std::int32_t thread_blocks, AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
+  args.maxima = (call.row_sum.data || call.row_max.data) && !problem.near_maxima;
   args.bias = call.bias, args.sink = call.sink;
   args.heads = call.heads, args.group = call.group_heads, args.d_v = call.d_v;
   args.queries = static_cast<std::int32_t>(problem.queries());

@@ -190,11 +190,10 @@ class Attention {
     v_at.advance();
   }
   __device__ __forceinline__ void exponentiate(AccumulatorTile<kN>& s, LazySoftmax& softmax) const {
-    if (wants_maxima()) softmax.note_maxima(s);
+    if (args_.maxima) softmax.note_maxima(s);
     softmax.exponentiate(s, scale_log2());
   }
   __device__ __forceinline__ float scale_log2() const { return Traits::kGeneral ? 1.4426950409f : args_.scale_log2; }
-  __device__ __forceinline__ bool wants_maxima() const { return args_.row_sum.data || args_.row_max.data; }
   /// This lane's first row of the tile; the second is 8 behind it.
   __device__ __forceinline__ static std::int32_t lane_row() {
     return static_cast<std::int32_t>(threadIdx.x / 32 * 16 + lane_number() / 4);
@@ -255,9 +254,10 @@ class Attention {
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, const LazySoftmax& softmax, const AttentionTask task,
                                         int q_stage) {
     const std::int32_t row = lane_row() + 8 * (lane_number() % 2);  // a lane finishes one, and multiplies two
-    auto finished = softmax.finished(wants_maxima());
+    auto finished = softmax.finished(args_.maxima);
     RowStatistics statistics{};
-    if (wants_maxima()) statistics = finished.statistics(scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
+    if (args_.maxima) statistics = finished.statistics(scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
+    else if (args_.row_sum.data || args_.row_max.data) statistics = finished.statistics_by_shift();
     const bool empty = finished.shift == LazySoftmax::kMinusInfinity;  // no score above -inf
     float zero[4] = {};  // NaN where a result is not finite; four short chains
     if (!empty && !(fabsf(finished.shift) < kLargestShift)) zero[0] = NAN;

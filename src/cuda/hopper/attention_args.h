@@ -17,6 +17,7 @@ struct AttentionArgs {
   RowMap out_map;           ///< as q
   Rows out;                 ///< channels are neighbours; rows begin on 16 bytes
   Numbers lse, row_sum, row_max;
+  bool maxima;                              ///< row_max is the maximum, not any number near it
   Numbers bias, sink;                       ///< data null: none
   std::int32_t heads, group, queries, d_v;  ///< group: query heads of a key head
   Cut query_cut, key_cut;                   ///< blocks of 64

@@ -179,7 +179,8 @@ class _Program:
             check_equal(group, "rule: the dense mask sees other keys", str(self.schedule.stages))
         self.by_heads = call.by_heads(self.schedule, self.layout, ranks)
         self.options, self.key_lengths = call.scalars, call.key_lengths
-        self.local = Local(self.rule, self.layout, self.schedule, rank, call.scalars, call.key_lengths)
+        maxima = call.return_lse == "lm"
+        self.local = Local(self.rule, self.layout, self.schedule, rank, call.scalars, call.key_lengths, maxima)
         self.has_gradient = any(call.needs)
         self.needs_lse = self.has_gradient or bool(call.return_lse)
         if call.scalars["memory_budget"] is not None:

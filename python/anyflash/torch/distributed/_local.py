@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import _core
+from ..._arrays import settle
 from .._attention import _forward, _gradients
 from .._op import others_of, stream_of
 from ._exchange import as_given, new_keys
@@ -42,8 +43,9 @@ class Local:
         rank: int,
         options: dict[str, Any],
         lengths: list[int] | None,
+        maxima: bool,
     ) -> None:
-        self.layout, self.options, self.lengths = layout, options, lengths
+        self.layout, self.options, self.lengths, self.maxima = layout, options, lengths, maxima
         self.rule = rule if schedule.rule is None else schedule.rule
         # The library keeps plans of rules without tables itself.
         self.keeps_plans = schedule.rule is not None and (bool(self.rule._parts[1]) or lengths is not None)
@@ -88,11 +90,17 @@ class Local:
         self, call: LocalCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None,
         sink: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """out, row_sum and row_max of a call. Joined.finish adds the sink."""
+        """out, row_sum and row_max of a call; that is any number near the maximum where nobody asks for maxima.
+        Joined.finish adds the sink."""
         cut = _cut(call.part, q, k, v)
         options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes, sink)
         self._add_plan(call, cut, options)
-        made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, *cut, None, "lm")
+        if self.maxima:
+            made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, *cut, None, "lm")
+            return made
+        made = _core.torch_part(*cut, options)
+        if others:
+            settle(q, *others)
         return made
 
     def backward(
