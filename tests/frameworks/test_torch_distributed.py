@@ -145,7 +145,7 @@ def attention(q, k, v, bias, sink):
 
 # One process has a loss of out, the other of lse: both take part in every exchange.
 OTHER_LOSSES = """
-x = torch.randn(1, 4, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(device)
+x = torch.randn(1, 2 * ranks, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(device)
 own = slice(40 * rank // ranks, 40 * (rank + 1) // ranks)
 for exchange in ("keys", "heads"):
     whole, part = x.clone().requires_grad_(), x[:, :, own].clone().requires_grad_()
@@ -209,7 +209,7 @@ _keys.is_known_late, _shares.LargeRows.known = known
 
 # A NaN in a key and infinity in a value of another process are seen by nobody, and by some.
 NOT_FINITE = """
-k = torch.randn(1, 4, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+k = torch.randn(1, 2 * ranks, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
 q, v = k.clone(), k.flip(2).contiguous()
 k[:, :, 20], v[:, :, 20] = float("nan"), float("inf")
 ids = torch.arange(24) // 12
@@ -277,7 +277,7 @@ for tag in range(4):
 # Outside of compiled graphs, and twice in checkpoints.
 GRAPHS = """
 from torch.utils.checkpoint import checkpoint
-x = torch.randn(1, 2, 64, 8, generator=torch.Generator().manual_seed(rank)).to(device).requires_grad_()
+x = torch.randn(1, ranks, 64, 8, generator=torch.Generator().manual_seed(rank)).to(device).requires_grad_()
 for exchange in ("keys", "heads"):
     call = lambda x: attention(x * 2, x, x, rule=af.causal(), exchange=exchange)
     ways = [call, lambda x: checkpoint(call, x, use_reentrant=False), torch.compile(call, backend="eager")]

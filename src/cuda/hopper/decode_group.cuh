@@ -65,7 +65,9 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       return;
     }
     sync_threads<kThreads>(1);  // neither tiles nor words are read any more
-    if (has_rows_ && !finite()) end_with_care(args_, shared_);
+    bool again = has_rows_ && !finite();
+    if constexpr (kForRacecheck) again = any_of_threads<kThreads>(1, again);  // then all meet at the same barriers
+    if (again) end_with_care(args_, shared_);
     else end();
   }
 
@@ -292,7 +294,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   __device__ __noinline__ static void end_with_care(const DecodeArgs& args, Shared& shared) {
     GroupDecodeRows rows(args, shared);
     rows.begin_task();
-    if (!rows.attend_with_care(false)) rows.attend_with_care(true);
+    if (rows.has_rows_ && !rows.attend_with_care(false)) rows.attend_with_care(true);
     rows.end();
   }
 

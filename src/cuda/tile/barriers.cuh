@@ -151,6 +151,21 @@ __device__ __forceinline__ void sync_warps_anywhere(unsigned number) {
   asm volatile("barrier.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
 
+/// Meets so, and tells whether `value` is true in any of the threads.
+template <int threads>
+__device__ __forceinline__ bool any_of_threads(unsigned number, bool value) {
+  int any;
+  asm volatile(
+      "{ .reg .pred own, all;\n"
+      "setp.ne.s32 own, %3, 0;\n"
+      "barrier.red.or.pred all, %1, %2, own;\n"
+      "selp.s32 %0, 1, 0, all; }"
+      : "=r"(any)
+      : "r"(number), "n"(threads), "r"(int{value})
+      : "memory");
+  return any != 0;
+}
+
 /// Arrives at a named barrier without waiting.
 template <int threads>
 __device__ __forceinline__ void arrive_threads(unsigned number) {
