@@ -4,9 +4,9 @@
 // A thread block takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
 // query blocks that see it on its own. It computes all of S^T, dP^T, dV, dK, and its part of dQ, which is added to
 // float32 sums in global memory, in no fixed order. P^T is an operand from registers; dS^T goes through shared memory
-// as bfloat16 terms, since dQ needs it transposed. SplitSums leave the tensor cores after each tile (split_bf16.cuh). One warp
-// loads: Q two tiles ahead, and dO, which is used for less of a tile's time, one. Bound by the tensor cores, six
-// products for one (three with two terms).
+// as bfloat16 terms, since dQ needs it transposed. Sums leave the tensor cores after each tile (split_products.cuh). One
+// warp loads: Q two tiles ahead, and dO, which is used for less of a tile's time, one. Bound by the tensor cores, six
+// products for one (three with two terms). In registers rows are keys, and columns are queries or channels.
 //
 // The terms of q, k, v, dout and P are scaled by 2^16 (split_bf16.h), hence dP, delta and dV by 2^32, dQ and dK by 2^48.
 #pragma once
