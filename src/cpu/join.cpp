@@ -1,5 +1,6 @@
 // Joins two results over different keys. What bounds it is memory.
 #include <cmath>
+#include <limits>
 
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
@@ -38,10 +39,11 @@ void join_all(const JoinProblem& problem) {
       const T more = number(part.row_sum, b, h, query), other = number(part.row_max, b, h, query);
       // A sum of 0 has seen no key. NaN has, whatever the maximum beside it.
       if (more == 0) continue;
-      const T both = largest > other ? largest : other;
+      const T both = largest > other || other != other ? largest : other;
       const T own_share = sum == 0 ? T(0) : std::exp(largest - both) * sum;
       const T share = std::exp(other - both) * more;
-      sum = own_share + share, largest = both;
+      sum = own_share + share;
+      largest = sum != sum && both != std::numeric_limits<T>::infinity() ? sum : both;  // NaN as in forward
       join_row(reinterpret_cast<Into*>(into.out.data) + at(into.out, b, h, z, y, x), into.out.channel,
                reinterpret_cast<const Part*>(part.out.data) + at(part.out, b, h, z, y, x), part.out.channel,
                problem.channels, own_share / sum, share / sum);

@@ -224,6 +224,12 @@ for rule in (af.documents(ids), af.documents(ids) & af.causal(), af.full(), af.c
             found.append([*made, *torch.autograd.grad(made[0], x, torch.ones_like(made[0]))])
         for one, other in zip(*found):
             torch.testing.assert_close(one, other[:, :, own], equal_nan=True)
+bias = torch.zeros(1, 1, 24, 24, device=device)
+bias[..., :18] = -torch.inf
+for sink in (None, torch.zeros(q.shape[1], device=device)):
+    part = attention(q[:, :, own], k[:, :, own], v[:, :, own], bias=bias[:, :, own], sink=sink, return_lse="lm", exchange="keys")
+    for one, other in zip(part, alone(q, k, v, bias=bias, sink=sink, return_lse="lm")):
+        torch.testing.assert_close(one, other[:, :, own], equal_nan=True)
 """
 
 # A group of NCCL has gloo beside it, by which processes agree. Here gloo's says that it has no CPU. New groups still get

@@ -56,15 +56,24 @@ def check_join(device):
 
 
 def check_nan(device):
-    """A sum that is NaN has seen keys, also if its maximum is -inf."""
+    """A sum that is NaN has seen keys, also if its maximum is -inf. The joined maximum is that of one call: NaN, but
+    infinity where a score is."""
     stream = torch.cuda.current_stream().cuda_stream if device != "cpu" else 0
     for of_part in (False, True):
-        results = [[torch.ones(1, 1, 2, 8, device=device), *torch.ones(2, 1, 1, 2, device=device)] for _ in range(2)]
-        _, row_sum, row_max = results[of_part]
-        row_sum[..., 0], row_max[..., 0] = torch.nan, -torch.inf
-        _core.torch_join(*results[0], *results[1], stream, 1)
-        out, row_sum, _ = results[0]
-        assert out.isnan().all(3).tolist() == row_sum.isnan().tolist() == [[[True, False]]]
+        for number, other, joined in (
+            (-torch.inf, 1, torch.nan),
+            (torch.nan, 1, torch.nan),
+            (torch.inf, 1, torch.inf),
+            (torch.nan, torch.inf, torch.inf),
+        ):
+            results = [[torch.ones(1, 1, 2, 8, device=device), *torch.ones(2, 1, 1, 2, device=device)] for _ in "ab"]
+            results[not of_part][2][..., 0] = other
+            _, row_sum, row_max = results[of_part]
+            row_sum[..., 0], row_max[..., 0] = torch.nan, number
+            _core.torch_join(*results[0], *results[1], stream, 1)
+            out, row_sum, row_max = results[0]
+            assert out.isnan().all(3).tolist() == row_sum.isnan().tolist() == [[[True, False]]]
+            torch.testing.assert_close(row_max.flatten().tolist(), [joined, 1.0], equal_nan=True)
 
 
 def test_join():

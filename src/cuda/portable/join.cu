@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(threads) join_kernel(const __grid_constant__ J
     T &sum = row.in<T>(into.row_sum), &largest = row.in<T>(into.row_max);
     const T own_max = largest, own_sum = sum, other = row.in<T>(part.row_max), more = row.in<T>(part.row_sum);
     const bool joins = is_row && more != T(0);  // 0 has seen no key; NaN has, whatever the maximum beside it
-    const T both = own_max > other ? own_max : other;
+    const T both = own_max > other || other != other ? own_max : other;
     const T own_share = own_sum == T(0) ? T(0) : exp(own_max - both) * own_sum, share = exp(other - both) * more;
-    const T of_own = own_share / (own_share + share), of_part = share / (own_share + share);
+    const T total = own_share + share, of_own = own_share / total, of_part = share / total;
     auto* const to = reinterpret_cast<Into*>(into.out.data) + row.in(into.out);
     const auto* const from = reinterpret_cast<const Part*>(part.out.data) + row.in(part.out);
     for (std::int64_t c = lane * kCount; joins && c < problem.channels; c += lanes * kCount) {
@@ -72,7 +72,10 @@ __global__ void __launch_bounds__(threads) join_kernel(const __grid_constant__ J
       results = made;
     }
     __syncwarp();  // the others have read the row's sum
-    if (joins && lane == 0) sum = own_share + share, largest = both;
+    if (joins && lane == 0) {
+      sum = total;
+      largest = total != total && both != T(__builtin_huge_val()) ? total : both;  // NaN as in forward
+    }
   }
 }
 
