@@ -256,8 +256,9 @@ class Attention {
     const std::int32_t row = lane_row() + 8 * (lane_number() % 2);  // a lane finishes one, and multiplies two
     auto finished = softmax.finished(args_.maxima);
     RowStatistics statistics{};
-    if (args_.maxima) statistics = finished.statistics(scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
-    else if (args_.row_sum.data || args_.row_max.data) statistics = finished.statistics_by_shift();
+    const float scale = Traits::kGeneral ? 1.0f : args_.scale;
+    if (args_.maxima) statistics = finished.statistics(scale_log2(), scale);
+    else if (args_.row_sum.data || args_.row_max.data) statistics = finished.near_statistics(scale_log2(), scale);
     const bool empty = finished.shift == LazySoftmax::kMinusInfinity;  // no score above -inf
     float zero[4] = {};  // NaN where a result is not finite; four short chains
     if (!empty && !(fabsf(finished.shift) < kLargestShift)) zero[0] = NAN;

@@ -46,12 +46,10 @@ struct FinishedRow {
     if (sum == 0) return {};
     return {largest * scale, __fdiv_rn(sum, exp2_approximately(fmaf(largest, scale_log2, -shift)))};
   }
-  /// With the shift as m. It is rounded to natural units; l is to the rounded number.
-  __device__ __forceinline__ RowStatistics statistics_by_shift() const {
-    if (sum == 0) return {};
-    constexpr float kLog2e = 1.44269502f, kRest = 1.92596299e-8f;  // their sum is log2(e)
-    const float m = shift * 0.6931471806f;
-    return {m, sum * exp2f(fmaf(-m, kRest, fmaf(-m, kLog2e, shift)))};
+  /// The same with a number near the largest score, where the maxima were not noted. Its unit is that of scores, in which
+  /// scale_log2 is not rounded: pairs of other kernels and sinks have it too.
+  __device__ __forceinline__ RowStatistics near_statistics(float scale_log2, float scale) const {
+    return FinishedRow{shift, sum, factor, __fdiv_rn(shift, scale_log2)}.statistics(scale_log2, scale);
   }
   __device__ __forceinline__ float lse() const { return sum == 0 ? kMinusInfinity : shift * 0.6931471806f + logf(sum); }
 };
