@@ -87,7 +87,7 @@ def attention(
 
     **On a GPU** the call is queued on the framework's current stream and returns before it is done. With JAX it waits.
     Lengths, page tables and the tables of rules are all on the CPU or all on that GPU. On a GPU their values are not
-    checked. Documents beside key_lengths need both on the CPU.
+    checked. With key_lengths, document ids and lengths are both on the CPU.
 
     **Shapes**, by layout, with 1, 2 or 3 axes for the sequence:
 

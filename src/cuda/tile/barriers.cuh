@@ -151,7 +151,7 @@ __device__ __forceinline__ void sync_warps_anywhere(unsigned number) {
   asm volatile("barrier.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
 
-/// Meets so, and tells whether `value` is true in any of the threads.
+/// barrier.red.or: the same, and true if `value` is true in any of the threads.
 template <int threads>
 __device__ __forceinline__ bool any_of_threads(unsigned number, bool value) {
   int any;

@@ -49,8 +49,7 @@ struct FinishedRow {
   /// The same with a number near the largest score, where the maxima were not noted. Its unit is that of scores, in which
   /// scale_log2 is not rounded: pairs of other kernels and sinks have it too.
   __device__ __forceinline__ RowStatistics near_statistics(float scale_log2, float scale) const {
-    const float score = scale_log2 > 0 ? __fdiv_rn(shift, scale_log2) : 0.0f;  // a scale may be too small for float32
-    return FinishedRow{shift, sum, factor, score}.statistics(scale_log2, scale);
+    return FinishedRow{shift, sum, factor, __fdiv_rn(shift, scale_log2)}.statistics(scale_log2, scale);
   }
   __device__ __forceinline__ float lse() const { return sum == 0 ? kMinusInfinity : shift * 0.6931471806f + logf(sum); }
 };

@@ -90,7 +90,7 @@ class Local:
         self, call: LocalCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None,
         sink: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """out, row_sum and row_max of a call; that is any number near the maximum where nobody asks for maxima.
+        """out, row_sum and row_max of a call. row_max is any number near the maximum where nobody asks for maxima.
         Joined.finish adds the sink."""
         cut = _cut(call.part, q, k, v)
         options, others = self._given(call, cut, self.bias_of(call.part, bias), slopes, sink)
