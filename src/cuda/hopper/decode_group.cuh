@@ -224,9 +224,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int panel = 0; panel < kDepth / 64; ++panel)
         *reinterpret_cast<uint4*>(shared_.v[at_.stage] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
     fence_proxy_async();
-    if (kKeyGroups == 1) sync_threads<kTileThreads>(1);
-    else if (warp_ == 0) sync_threads<kTileThreads>(2);
-    else sync_threads<kTileThreads>(3);
+    sync_threads<kTileThreads>(kKeyGroups > 1 ? 2 + warp_ : 1);
   }
 
   __device__ __forceinline__ void issue_values(const std::uint32_t (&p)[kTiles / 2][4],
