@@ -245,6 +245,8 @@ DECODE = (
     (1, 64, 8, 16384, 128),
     (256, 32, 8, 1024, 128),
     (8, 32, 8, 1000, 128),
+    (4, 32, 8, 2048, 128),
+    (1, 32, 8, 4096, 128),
 )
 PAGES = (16, 64)  # keys
 SMALL = 64e6  # bytes of K and V: below it nearly a third more than the peer's speed is wanted
@@ -337,40 +339,60 @@ def tree(queries, keys):
     return seen
 
 
+FEW = (32, 8, 8192, 128)  # query heads, key heads, keys, d
+
+
+def few_call(b, queries, seen):
+    """A function of K and V, which have FEW's sizes; seen: a tree, or None for queries in order. Also q."""
+    h, h_kv, n, d = FEW
+    q, kv = random(b, h, queries, d), [random(b, h_kv, n, d)] * 2
+    options = dict(rule=af.causal() if seen is None else af.dense(seen.numpy()), align="none_end")
+    plan = af.plan(q, *kv, **options)
+    return q, functools.partial(af.attention, q, out=torch.empty_like(q), plan=plan, **options)
+
+
 def few(table, arguments):
     """A few queries of each sequence at the end of its keys, in order or as a tree (speculative decoding)."""
     if "bfloat16" not in arguments.types:
         return
-    h, h_kv, n, d = 32, 8, 8192, 128
+    h, h_kv, n, d = FEW
     for b, queries, causal in itertools.product((1, 8), QUERIES, (True, False)):
-        read, seen = 2 * b * h_kv * n * d * 2, tree(queries, n)
-        q = random(b, h, queries, d)
+        read, seen = 2 * b * h_kv * n * d * 2, None if causal else tree(queries, n)
+        q, ours = few_call(b, queries, seen)
         kv = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(max(2, 2**29 // read))]
-        options = dict(rule=af.causal() if causal else af.dense(seen.numpy()), align="none_end")
-        ours = functools.partial(
-            af.attention, q, out=torch.empty_like(q), plan=af.plan(q, *kv[0], **options), **options
-        )
         what = f"{queries} queries, {'causal' if causal else 'a tree'}, batch {b}, {h} / {h_kv} heads, K and V read"
         functions = gpu_peers.few_query_functions(None if causal else seen.cuda(), queries, n)
         columns = dict(type="bfloat16", d=d, causal=causal, sequence=n, least=1.0)
         beside_readers(table, what, ours, functions, q, kv, read, arguments, **columns)
 
 
+LENGTHS = (1024, 4096, 2048, 3072, 1536, 2560, 3584, 1792, 4096, 2304, 3200, 3456)  # of packed documents
+
+
+def packed_case():
+    """q, k, v and dout of 16 heads, and the documents' ends."""
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    return [random(int(ends[-1]), 16, 128) for _ in range(4)], ends
+
+
+def packed_call(direction, tensors, ends, causal):
+    rule = af.causal() if causal else af.full()
+    return our_call(direction, *tensors, layout="thd", cu_seqlens_q=ends, cu_seqlens_k=ends, rule=rule)
+
+
 def packed(table, arguments):
     """32k tokens in documents of 1k to 4k, 16 heads; beside peers for packed sequences, whose lengths are on the GPU:
     ours are on the CPU, then on the GPU too."""
-    lengths, d, h = [1024, 4096, 2048, 3072, 1536, 2560, 3584, 1792, 4096, 2304, 3200, 3456], 128, 16
-    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    tensors, on_gpu = [random(int(cu[-1]), h, d) for _ in range(4)], cu.cuda()
+    tensors, cu = packed_case()
+    on_gpu, (_, h, d) = cu.cuda(), tensors[0].shape
     for causal in (False, True):
-        work = h * d * sum(n * n for n in lengths) / (2 if causal else 1)
+        work = h * d * sum(n * n for n in LENGTHS) / (2 if causal else 1)
         columns = dict(type="bfloat16", d=d, causal=causal, sequence=int(cu[-1]), least=1)
         for direction in OPERATIONS:
-            functions = gpu_peers.packed_functions(direction, on_gpu, max(lengths), causal)
+            functions = gpu_peers.packed_functions(direction, on_gpu, max(LENGTHS), causal)
             theirs = peer_calls(direction, tensors, functions)
             for where, ends in (("", cu.numpy()), (", lengths on the GPU", on_gpu)):
-                rule = af.causal() if causal else af.full()
-                ours = our_call(direction, *tensors, layout="thd", cu_seqlens_q=ends, cu_seqlens_k=ends, rule=rule)
+                ours = packed_call(direction, tensors, ends, causal)
                 what = f"documents of 1k to 4k, packed{where}"
                 beside_all(table, what, direction, ours, theirs, work, arguments, **columns)
 

@@ -88,9 +88,7 @@ def rule_masks():
         return (y >= first) & (y < first + 13)
 
     return {
-        "causal window 256": window(256),
-        "causal window 1024": window(1024),
-        "causal window 4096": window(4096),
+        **{f"causal window {w}": window(w) for w in (256, 1024, 4096)},
         "12 documents": (text, 16, 1, lambda: af.documents(documents(text[0], 12)), of_documents),
         "prefix 4096, else causal": (
             text,
@@ -144,6 +142,13 @@ def peers(mask, tokens):
     }
 
 
+def windows(direction, name):
+    """As peers(): the windows that FlashAttention-3 and -4 have themselves."""
+    if not name.startswith("causal window "):
+        return {}
+    return gpu_peers.by_packages(direction, causal=True, window_size=(int(name.split()[-1]) - 1, 0))
+
+
 def compile_all(names):
     """Fills the compiler's cache. A process that fails says why; the part then compiles that mask itself."""
 
@@ -173,20 +178,25 @@ def calls_of_documents(direction, q, k, v, dout, count, place):
     return [functools.partial(af.attention_backward, dout, q, k, v, out, lse, rule=rule) for rule in rules]
 
 
+def our_case(name, shape, heads, rule):
+    """q, k, v and dout with their tokens in a row, the same in the rule's shape, and the options of a call."""
+    flat = [random(1, heads, math.prod(shape), D) for _ in range(4)]
+    tensors = [x.view(1, heads, *shape, D) for x in flat]
+    has_tables = name.startswith(("12 documents", "bitmap"))
+    return flat, tensors, dict(rule=rule) | (dict(plan=af.plan(*tensors[:3], rule=rule)) if has_tables else {})
+
+
 def masks(table, arguments):
     rules = rule_masks()
     compile_all(rules)
     for name, (shape, heads, least, rule, mask) in rules.items():
         tokens, rule = math.prod(shape), rule()
-        flat = [random(1, heads, tokens, D) for _ in range(4)]
-        tensors = [x.view(1, heads, *shape, D) for x in flat]
+        flat, tensors, options = our_case(name, shape, heads, rule)
         theirs = peers(mask(), tokens)
         pairs = af.explain(rule, shape, shape, d_qk=D, d_v=D).visible_pairs
-        has_tables = name.startswith(("12 documents", "bitmap"))
-        options = dict(rule=rule) | (dict(plan=af.plan(*tensors[:3], rule=rule)) if has_tables else {})
         columns = dict(type="bfloat16", d=D, sequence=tokens, least=least)
         for direction in OPERATIONS:
-            calls = peer_calls(direction, flat, theirs)
+            calls = peer_calls(direction, flat, theirs | windows(direction, name))
             ours = our_call(direction, *tensors, **options)
             beside_all(table, name, direction, ours, calls, heads * D * pairs, arguments, **columns)
             if name == "12 documents":

@@ -59,15 +59,22 @@ def by_backend(backend, **options):
     return function
 
 
-def by_package(name, causal):
+def by_package(name, **options):
     """As by_backend: (batch, heads, sequence, d)."""
 
     def function(q, k, v):
-        return first(package(name).flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)).transpose(
-            1, 2
-        )
+        return first(package(name).flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **options)).transpose(1, 2)
 
     return function
+
+
+def by_packages(direction, **options):
+    """{name: function of q, k, v} of those packages that can be imported."""
+    return {
+        name: by_package(name, **options)
+        for name, (_, _, directions) in PACKAGES.items()
+        if direction in directions and package(name)
+    }
 
 
 def first(result):
@@ -77,11 +84,7 @@ def first(result):
 def functions(type_, direction, causal):
     """{name: function of q, k, v} of the peers that there are for a type and a direction."""
     found = {name: by_backend(backend, is_causal=causal) for name, backend in BACKENDS[type_].items()}
-    if type_ == "bfloat16":
-        for name, (_, _, directions) in PACKAGES.items():
-            if direction in directions and package(name):
-                found[name] = by_package(name, causal)
-    return found
+    return found | (by_packages(direction, causal=causal) if type_ == "bfloat16" else {})
 
 
 def packed_functions(direction, cu_seqlens, longest, causal):
