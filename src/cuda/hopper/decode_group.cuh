@@ -50,6 +50,8 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   static constexpr int kTiles = kKeys / 8;               ///< of 8 keys
   static constexpr int kPart = kDepth < 128 ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
+  /// racecheck counts barriers. For it both warpgroups of keys pass the same ones, also without keys.
+  static constexpr bool kMeet = kForRacecheck && kKeyGroups > 1;
 
   __device__ __forceinline__ GroupDecodeRows(const DecodeArgs& args, Shared& shared)
       : Base(args, shared, static_cast<int>(threadIdx.x) / kTileThreads),
@@ -145,10 +147,11 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     const auto next = [&] { advance(kKeyGroups); };
     advance(warp_);
     auto tile = shared_.tile[at_.stage];
-    if (tile.keys == 0 && tile.last) return !tile.none;
+    const bool empty = tile.keys == 0 && tile.last;
+    if (!kMeet && empty) return !tile.none;
     // Less code: short tasks wait until it is fetched. And no tile waits for the next one to be loaded.
     if (kKeyGroups > 1 || (Sizes::kRows == 64 && !args_.masked)) {
-      for (;; next(), tile = shared_.tile[at_.stage]) {
+      for (; !empty; next(), tile = shared_.tile[at_.stage]) {
         issue_scores(s, rest);
         wgmma_wait<0>();
         if (finish_scores(s, rest, tile, words_at, factor)) rescale(factor);
@@ -176,6 +179,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       }
     }
     if (tile.keys < kKeys) clear_values(tile.keys);
+    if constexpr (kMeet) {
+      sync_threads<kThreads>(1);
+      if (empty) return !tile.none;
+    }
     issue_values(p, at_);
     finish_values(at_);
     return true;
@@ -224,7 +231,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int panel = 0; panel < kDepth / 64; ++panel)
         *reinterpret_cast<uint4*>(shared_.v[at_.stage] + panel * kKeys * 64 + n * 8) = uint4{0, 0, 0, 0};
     fence_proxy_async();
-    sync_threads<kTileThreads>(kKeyGroups > 1 ? 2 + warp_ : 1);
+    if constexpr (!kMeet) sync_threads<kTileThreads>(kKeyGroups > 1 ? 2 + warp_ : 1);
   }
 
   __device__ __forceinline__ void issue_values(const std::uint32_t (&p)[kTiles / 2][4],
