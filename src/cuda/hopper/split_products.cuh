@@ -30,6 +30,7 @@ struct SplitSums {
 /// multiplies two terms in step m, and adds the result to the sum or replaces it.
 template <int bf16_terms, class MultiplyTerms>
 __device__ __forceinline__ void issue_products(SplitSums& sums, const MultiplyTerms& multiply_terms) {
+  static_assert(kSplitChain == 4 * 16 && kHighChunks <= 4, "four steps are one sum on the tensor cores");
   constexpr int kFirstSmall = first_small(bf16_terms);
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
