@@ -103,7 +103,9 @@ __device__ __forceinline__ void join_rows(const DecodeArgs& args) {
         if (counts(weight)) o[n][c] += x[n][c] * weight;
     }
   };
-  load(0, own);  // before the weights are known
+  // Before the weights are known: a latency less. A part without keys has written no results, so this reads whatever
+  // bits the workspace holds there. That is harmless: such a part's weight does not count, so add() selects none of them.
+  load(0, own);
   weigh_parts(args, row.b, row.h, row.query, row.place, exists && own == 0, weights);
   __syncwarp();
   for (int first = 0; first < call.d_v; first += 32 * kChannels) {
