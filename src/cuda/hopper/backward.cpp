@@ -244,7 +244,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
   launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);
-  args.words = masks.words(false, workspace + space.first_words(), args.not_finite),
+  args.words = masks.words(false, workspace + space.first_words(), args.not_finite);
   args.masks_on_device = plan.masks_on_device;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
   const bool clears = args.bias_stored && !visits_all(plan);

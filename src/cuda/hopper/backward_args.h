@@ -15,9 +15,9 @@ struct GroupBackwardArgs : BackwardArgs {
   const char* bf16_terms[2]
                         [2];  ///< float32: blocks of sides[i].rows[n] as bfloat16 terms (split_bf16.h), instead of maps
   bool has_dlse;              ///< if false, dlse is 0
-  float* sums;                ///< of dQ: 64 * padded head size for each query block of each head, zero at first
+  float* sums;                ///< of dQ: 64 * padded head size for each query block of each head; `prepare` clears them
   std::int32_t tasks;         ///< a task is the key blocks of a head that a thread block computes at a time
-  std::int32_t* next_task;    ///< 0 at first
+  std::int32_t* next_task;    ///< `prepare` clears it
   CUtensorMap bias_map, bias_gradient_map;  ///< boxes of 64 queries and 64 keys
   bool bias_copied;                         ///< TMA loads the bias by the first map; else it is read where it is needed
   bool bias_stored;                         ///< TMA stores its gradient by the second
@@ -34,9 +34,9 @@ struct GroupBackwardArgs : BackwardArgs {
 };
 
 struct DoubleBackwardArgs : BackwardArgs {
-  CUtensorMap maps[2][2];      ///< of sides[i].rows[n]: boxes of 16 channels of 16 queries or 64 keys
-  bool has_dlse;               ///< if false, dlse is 0
-  double* sums;                ///< of dQ: 64 * padded head size for each query block of each head, zero at first
+  CUtensorMap maps[2][2];  ///< of sides[i].rows[n]: boxes of 16 channels of 16 queries or 64 keys
+  bool has_dlse;           ///< if false, dlse is 0
+  double* sums;            ///< of dQ: 64 * padded head size for each query block of each head; `prepare` clears them
   double *lse, *delta, *dlse;  ///< dS = P (dP - delta + dlse), rows in block order; no gradient: inf, 0, 0
   const std::uint64_t* words;  ///< mask words of the tiles that have none in the plan's tables: 64 each, one per key
   std::int32_t group_head;     ///< query head among those of a key head; launches after the first add

@@ -69,7 +69,7 @@ __device__ __forceinline__ int loading_warps(const BulkDecodeArgs& args) {
   return args.call.paged && !Sizes::kMasks ? 2 : 1;
 }
 
-/// Shared: has k, v, full and empty of each stage.
+/// Shared: has k, v and tile of each stage, and tiles, their pipeline.
 template <class Sizes, class Shared>
 class BulkDecodeLoader {
  public:

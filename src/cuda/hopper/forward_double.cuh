@@ -9,7 +9,7 @@
 // time: 13 operations per pair, some 110 cycles of 1024 at 128 channels. So maxima are compared by the upper halves of
 // numbers, as integers. Operands use 56 % of the shared memory bandwidth.
 //
-// A row's shift lags behind its maximum (portable/forward.cuh); statistics use it too. A score or result that is not
+// A row's shift lags behind its maximum (portable/softmax.cuh); statistics use it too. A score or result that is not
 // finite is reported, and the non-finite fallback, the portable kernel, computes all again. Numbers that no query sees
 // are not reported: rows of keys and values that no query of the block sees are cleared as they arrive.
 #pragma once
