@@ -10,6 +10,7 @@ pytestmark = pytest.mark.of_the_cpu
 
 BEGIN = f"""
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / "contract")!r}]
+import itertools
 import anyflash as af
 from anyflash.torch import attention as alone
 from anyflash.torch.distributed import attention, plan_sharding
@@ -232,6 +233,44 @@ for sink in (None, torch.zeros(q.shape[1], device=device)):
         torch.testing.assert_close(one, other[:, :, own], equal_nan=True)
 """
 
+# Logits of -inf by infinities in the last process' keys, beside large ones: 0 times infinity shows in one channel of dq.
+# And a query that sees no key adds nothing to the sink's gradient, whatever dout is there.
+INFINITE_KEYS = """
+own = slice(6 * rank, 6 * rank + 6)
+for kind, sink in itertools.product((torch.float64, torch.float32), (None, 0.5)):
+    generator = torch.Generator().manual_seed(2)
+    q, k, v, dout = torch.rand(4, 1, 2, 6 * ranks, 4, generator=generator).to(device, kind)
+    q[..., 0], k[..., 0], k[:, :, -6:, 1], dout[:, :, 0] = 200, 1, -torch.inf, torch.nan
+    made = []
+    for call, part, more in ((attention, own, {"exchange": "keys"}), (alone, slice(None), {})):
+        given = [one[:, :, part].clone().requires_grad_() for one in (q, k, v)]
+        if sink is not None:
+            given.append(torch.full((2,), sink, device=device, requires_grad=True))
+            more["sink"] = given[3]
+        out = call(*given[:3], rule=af.full() & ~af.prefix_queries(1), **more)
+        made.append(torch.autograd.grad(out, given, dout[:, :, part]))
+    whole = [one[:, :, own] for one in made[1][:3]] + list(made[1][3:])
+    assert whole[0][:, :, 1:, 1].isnan().all() and not whole[0][..., 0].isnan().any()
+    assert all(one.isfinite().all() for one in whole[3:])
+    for one, other in zip(made[0], whole, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=1e-4, atol=1e-4)
+"""
+
+# Nobody asks the local calls for exact row maxima but a caller who gets them (on Hopper the others take less time).
+NEAR_MAXIMA = """
+from anyflash import _core
+from anyflash.torch.distributed import _local
+taken, of_part, of_call = [], _core.torch_part, _local._forward
+_core.torch_part = lambda *given: taken.append("near") or of_part(*given)
+_local._forward = lambda *given: taken.append("exact") or of_call(*given)
+x = torch.randn(1, 1, 16, 8, device=device)
+for return_lse, kind in ((False, "near"), (True, "near"), ("lm", "exact")):
+    taken.clear()
+    attention(x, x, x, exchange="keys", return_lse=return_lse, deterministic=True)
+    assert taken == [kind] * ranks, (return_lse, taken)  # the own keys, and those of each other process
+_core.torch_part, _local._forward = of_part, of_call
+"""
+
 # A group of NCCL has gloo beside it, by which processes agree. Here gloo's says that it has no CPU. New groups still get
 # the same name everywhere, although only some processes have made that.
 BESIDE = """
@@ -328,12 +367,28 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
                 LOW_LOGITS,
                 LARGE_LOGITS,
                 KEPT,
+                INFINITE_KEYS,
+                NEAR_MAXIMA,
                 MANY_STAGES,
                 OWN_MESSAGES,
                 GRAPHS,
             ],
         ),
-        (4, [GROUPS, ACCURACY, OTHER_LOSSES, LARGE_LOGITS, NOT_FINITE, BESIDE, BY_COLLECTIVE, MANY_STAGES]),
+        (
+            4,
+            [
+                GROUPS,
+                ACCURACY,
+                OTHER_LOSSES,
+                LARGE_LOGITS,
+                NOT_FINITE,
+                INFINITE_KEYS,
+                NEAR_MAXIMA,
+                BESIDE,
+                BY_COLLECTIVE,
+                MANY_STAGES,
+            ],
+        ),
     ],
 )
 def test_accuracy_and_what_else_holds(processes, programs, tmp_path):

@@ -260,8 +260,8 @@ def _sink_gradient(call: Call, sink: Tensor, rows: Rows, whole: Sums, out: Tenso
     """The sink has no value: more of its weight means less of out, and a greater lse. Summed over all processes."""
     dout, dlse, lse = rows
     share = (sink.to(lse.dtype)[:, None] - whole.row_max).exp() / whole.row_sum
-    share = torch.where(lse > -torch.inf, share, 0.0)
     change = -(dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).reshape(lse.shape)
     if dlse is not None:
         change = change + dlse
-    return summed((share * change).double().sum((0, 2)), call.group).to(sink.dtype)
+    terms = torch.where(lse == -torch.inf, 0.0, share * change)  # a row without keys, whatever it holds
+    return summed(terms.double().sum((0, 2)), call.group).to(sink.dtype)

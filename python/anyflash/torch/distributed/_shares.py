@@ -85,12 +85,13 @@ def limit_of(kind: torch.dtype) -> float:
 
 def of_part(rows: Rows, whole: Sums, part: Sums) -> Rows:
     """For a call on a part of the keys: in rows with a large lse that of these keys alone, and their share of the
-    gradients."""
+    gradients. Where all these keys are hidden or have a logit of -inf, lse stays: with lse -inf the row would count as one
+    without keys, and 0 times an infinity of K would not show."""
     dout, dlse, lse = rows
     size = lse.abs()
     is_large = (size >= limit_of(dout.dtype)) & (size < torch.inf)
     share = (part.row_max - whole.row_max).exp() * (part.row_sum / whole.row_sum)
     share = torch.where(is_large, share, 1.0)
     weighed = torch.mul(dout, share.reshape(*dout.shape[:-1], 1), out=torch.empty_like(dout))
-    lse = torch.where(is_large, part.row_max + part.row_sum.log(), lse)
+    lse = torch.where(is_large & (part.row_sum != 0), part.row_max + part.row_sum.log(), lse)
     return Rows(weighed, None if dlse is None else dlse * share, lse)
