@@ -5,8 +5,8 @@
     q, k, v = (sharding.shard(x, dim=2) for x in (q, k, v))
     out = attention(q, k, v, rule=rule, sharding=sharding)
 
-A process gets only those keys and values of others that its queries see. The group is gloo's on CPUs and NCCL's on
-GPUs.
+A process gets only those keys and values of others that its queries see, or all entries of some heads where that moves
+fewer bytes. The group is gloo's on CPUs and NCCL's on GPUs.
 """
 
 from ._attention import attention

@@ -77,7 +77,6 @@ def attention(
         is that of its own query.
     exchange : "keys" sends keys and values to the queries that see them. "heads" gives each process all entries of some
         heads (Ulysses). "auto" takes what moves fewer bytes.
-
     memory_budget : bounds the workspace of each process' local calls. The buffers of keys come on top.
 
     Other options are those of anyflash.torch.attention. Pages, plans, `out` and numbers of chunks are refused.
@@ -87,9 +86,9 @@ def attention(
 
     All processes run every backward pass, in the same order. torch.compile leaves the call out of its graph.
 
-    If the processes' shapes, types, rules or options differ, one refuses its part (ValueError or TypeError), or their
-    backward passes run in another order, all raise, with one line: the others ValueError. If a process is gone, the
-    others raise RuntimeError within the group's timeout.
+    Errors have one line. All processes raise ValueError if their shapes, types, rules or options differ, or if their
+    backward passes run in different orders. If one process refuses its part (ValueError or TypeError), the others raise
+    ValueError. If a process is gone, the others raise RuntimeError within the group's timeout.
     """
     if not is_direct(_SOME):
         raise ValueError("distributed attention: in a trace, transform or dispatch mode, expected a plain call")
