@@ -366,13 +366,14 @@ def few(table, arguments):
         beside_readers(table, what, ours, functions, q, kv, read, arguments, **columns)
 
 
+PACKED = 16, 128  # heads, channels
 LENGTHS = (1024, 4096, 2048, 3072, 1536, 2560, 3584, 1792, 4096, 2304, 3200, 3456)  # of packed documents
 
 
 def packed_case():
-    """q, k, v and dout of 16 heads, and the documents' ends."""
+    """q, k, v and dout, and the documents' ends."""
     ends = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
-    return [random(int(ends[-1]), 16, 128) for _ in range(4)], ends
+    return [random(int(ends[-1]), *PACKED) for _ in range(4)], ends
 
 
 def packed_call(direction, tensors, ends, causal):
@@ -383,8 +384,8 @@ def packed_call(direction, tensors, ends, causal):
 def packed(table, arguments):
     """32k tokens in documents of 1k to 4k, 16 heads; beside peers for packed sequences, whose lengths are on the GPU:
     ours are on the CPU, then on the GPU too."""
-    tensors, cu = packed_case()
-    on_gpu, (_, h, d) = cu.cuda(), tensors[0].shape
+    (h, d), (tensors, cu) = PACKED, packed_case()
+    on_gpu = cu.cuda()
     for causal in (False, True):
         work = h * d * sum(n * n for n in LENGTHS) / (2 if causal else 1)
         columns = dict(type="bfloat16", d=d, causal=causal, sequence=int(cu[-1]), least=1)
