@@ -158,18 +158,19 @@ for exchange in ("keys", "heads"):
     torch.testing.assert_close(part.grad, whole.grad[:, :, own])
 """
 
-# Logits as low as a padding bias, beside sinks that are lower still or not; second derivatives are refused, not dropped.
+# Logits as low as a padding bias or -inf, beside sinks that are lower still or not, or NaN; second derivatives are refused, not dropped.
 LOW_LOGITS = """
 generator = torch.Generator().manual_seed(4)
 x = torch.randn(1, 2, 24, 8, generator=generator).to(device)
 bias = torch.zeros(1, 1, 24, 24, device=device)
-bias[:, :, ::2] = torch.finfo(torch.float32).min
 own = slice(24 * rank // ranks, 24 * (rank + 1) // ranks)
-for number in (-torch.inf, -3e38, 0.5):
+lowest = torch.finfo(torch.float32).min
+for number, low in ((-torch.inf, lowest), (-3e38, lowest), (0.5, lowest), (0.5, -torch.inf), (torch.nan, -torch.inf)):
+    bias[:, :, ::2] = low
     sink = torch.full((2,), number, device=device)
     part = attention(x[:, :, own], x[:, :, own], x[:, :, own], bias=bias[:, :, own], sink=sink, return_lse=True, exchange="keys")
     for one, whole in zip(part, alone(x, x, x, bias=bias, sink=sink, return_lse=True)):
-        torch.testing.assert_close(one, whole[:, :, own])
+        torch.testing.assert_close(one, whole[:, :, own], equal_nan=True)
 for exchange in ("keys", "heads"):
     y = x[:, :, own].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(attention(y, y, y, exchange=exchange).sum(), y, create_graph=True)

@@ -25,6 +25,10 @@ _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 _FAINT = -1e38
 
 
+def _shows(sink: Tensor) -> Tensor:
+    return ~(sink.detach() <= _FAINT / 2)  # a NaN does
+
+
 class LocalCall(NamedTuple):
     """One call of a process on keys at hand."""
 
@@ -179,7 +183,7 @@ class Local:
         if slopes is not None:
             options["alibi_slopes"] = slopes
         if sink is not None:
-            options["sink"] = torch.where(sink.detach() > _FAINT / 2, _FAINT, -torch.inf).float()
+            options["sink"] = torch.where(_shows(sink), _FAINT, -torch.inf).float()
         if tensors[0].is_cuda:
             others = others_of(tensors[0], options)
             options["stream"] = stream_of(tensors[0], others)
@@ -229,7 +233,7 @@ class Joined:
         if sink is not None:
             logit = sink.detach().to(self.kind)[:, None]
             logit = torch.where(sums == 0, -torch.inf, logit)  # of rows that see no key
-            faint = (maxima <= _FAINT / 2) & (sink.detach()[:, None] > _FAINT / 2) | (maxima == -torch.inf)
+            faint = (maxima <= _FAINT / 2) & _shows(sink)[:, None] | (maxima == -torch.inf)
             maxima = torch.where(faint, -torch.inf, maxima)
             greater = torch.maximum(logit, maxima)
             own = torch.where(faint, 0.0, (maxima - greater).exp() * sums)
