@@ -9,13 +9,16 @@
 namespace anyflash::cpu {
 namespace {
 
-/// One row: `to` becomes the weighted sum of both.
+/// One row: `to` becomes the weighted mean of both. Of finite numbers it is finite, however the weights are rounded.
 template <class Into, class Part, class T>
 void join_row(Into* to, std::int64_t step, const Part* from, std::int64_t from_step, std::int64_t channels, T of_to,
               T of_from) {
   for (std::int64_t c = 0; c < channels; ++c) {
     const T own = hwy::ConvertScalarTo<T>(to[c * step]), more = hwy::ConvertScalarTo<T>(from[c * from_step]);
-    to[c * step] = Narrow<Into>(own * of_to + more * of_from);
+    T mean = own * of_to + more * of_from;
+    if (std::isinf(mean) && std::isfinite(own) && std::isfinite(more))
+      mean = std::copysign(std::numeric_limits<T>::max(), mean);
+    to[c * step] = Narrow<Into>(mean);
   }
 }
 

@@ -79,6 +79,17 @@ TEST(Join, KeepsNaN) {
     }
 }
 
+TEST(Join, AMeanOfTheLargestNumberIsFinite) {
+  constexpr double most = std::numeric_limits<double>::max();
+  for (double sum = 1; sum < 1 + 1e-14; sum = std::nextafter(sum, 2)) {
+    Result into(1), part(2);
+    into.set(0, 1, 0), part.set(0, sum, 0);
+    for (std::int64_t c = 0; c < channels; ++c) into.at(0, 0, 0, c) = part.at(0, 0, 0, c) = c % 2 ? -most : most;
+    anyflash::join(into.views(), part.views());
+    for (std::int64_t c = 0; c < channels; ++c) EXPECT_NEAR(into.at(0, 0, 0, c) / most, c % 2 ? -1 : 1, 1e-15) << sum;
+  }
+}
+
 TEST(Join, OfTheTileMachine) {
   Result into(1), part(2), expected(1);
   anyflash::join(expected.views(), part.views());

@@ -6,6 +6,7 @@
 #include "cuda/backend.h"
 #include "cuda/common/device.h"
 #include "cuda/common/launches.h"
+#include "cuda/portable/not_finite.cuh"
 #include "cuda/portable/rows.cuh"
 #include "problem/join.h"
 
@@ -67,8 +68,12 @@ __global__ void __launch_bounds__(threads) join_kernel(const __grid_constant__ J
       const auto found = *reinterpret_cast<const Neighbours<Part, kCount>*>(from + c * part.out.channel);
       auto made = results;
 #pragma unroll
-      for (int n = 0; n < kCount; ++n)
-        made.x[n] = rounded<Into>(static_cast<T>(made.x[n]) * of_own + static_cast<T>(found.x[n]) * of_part);
+      for (int n = 0; n < kCount; ++n) {
+        const T x = static_cast<T>(made.x[n]), y = static_cast<T>(found.x[n]);
+        // No mean of 16-bit numbers overflows T.
+        const auto all_finite = [&] { return sizeof(Part) > 2 && is_finite(x) && is_finite(y); };
+        made.x[n] = rounded<Into>(finite_mean(x * of_own + y * of_part, all_finite));
+      }
       results = made;
     }
     __syncwarp();  // the others have read the row's sum
