@@ -1,5 +1,7 @@
 """The ends of the ranges of numbers and coordinates: what the formula gives there, by hand."""
 
+import itertools
+
 import anyflash as af
 import ml_dtypes
 import numpy as np
@@ -268,6 +270,61 @@ def test_values_that_are_not_finite_under_the_lowest_bias(queries, value):
     assert np.array_equal(out[..., 3], np.full_like(out[..., 3], value), equal_nan=True)
     out, v = (np.delete(x, 3, -1) for x in (out, v))
     np.testing.assert_allclose(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", (1, 40, 130))
+@pytest.mark.parametrize(
+    "type_, by_bias", [(np.float16, True), *itertools.product((ml_dtypes.bfloat16, np.float32), (True, False))]
+)
+def test_rows_of_scores_near_the_lowest_number(queries, type_, by_bias):
+    """Where all keys of a row have them, they count alike. Where some have, they weigh nothing."""
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((1, 2, n, 64)).astype(type_) for n in (queries, 304, 304))
+    q *= type_(0.125)
+    q[..., 0], k[..., 0] = 0, 0
+    low = np.zeros((queries, 304), bool)
+    low[::3] = True
+    options = {}
+    if by_bias:
+        low[:, :200] = True
+        options["bias"] = np.where(low, np.finfo(np.float32).min, 0).astype(np.float32)[None, None]
+    else:
+        q[:, :, ::3, 0], k[..., 0] = 2.0**64, -1.75 * 2.0**63
+    out, lse = attention(q, k, v, scale=1.0, return_lse=True, **options)
+    scores = np.where(low, -3e38, np.einsum("bhid,bhjd->bhij", q.astype(float), k.astype(float)))
+    largest = scores.max(-1, keepdims=True)
+    p = np.exp(scores - largest)
+    total = p.sum(-1, keepdims=True)
+    tolerance = 1e-5 if type_ == np.float32 else 2e-2
+    np.testing.assert_allclose(out.astype(float), p / total @ v.astype(float), rtol=0, atol=tolerance)
+    expected = (largest + np.log(total))[..., 0]
+    np.testing.assert_allclose(lse, np.where(low.all(-1), lse, expected), rtol=0, atol=tolerance)
+    assert (lse[:, :, ::3] < -2.9e38).all() and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("queries", (1, 130))
+@pytest.mark.parametrize("type_", (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+@pytest.mark.parametrize("size", (0, 512, 1024, 8192))
+@pytest.mark.parametrize("rise", (12, 16, 24))
+def test_scores_that_rise_from_large_ones(queries, type_, size, rise):
+    """The maximum is raised while earlier keys still weigh something. Values of +1 and -1 in equal numbers cancel."""
+    q, k, v = (np.zeros((1, 1, n, 64), type_) for n in (queries, 768, 768))
+    q[..., 0], k[..., 0], q[..., 1], k[:, :, 128:, 1] = size, size, 1, rise
+    v[:, :, 128:], v[:, :, 448:] = 1, -1
+    out, lse = attention(q, k, v, scale=1.0, return_lse=True)
+    np.testing.assert_allclose(out.astype(float), 0, atol=1e-3 if np.dtype(type_).itemsize == 2 else 1e-5)
+    np.testing.assert_allclose(lse, size**2 + rise + np.log(640 + 128 * np.exp(-rise)), rtol=3e-7)
+
+
+@pytest.mark.parametrize("queries", (1, 130))
+@pytest.mark.parametrize("type_", (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+def test_a_sink_that_equals_a_large_score(queries, type_):
+    q, k, v = (np.zeros((1, 1, n, 64), type_) for n in (queries, 200, 200))
+    q[..., 0], k[:, :, 150, 0], v[:, :, 150] = 4096, 2048, 3
+    sink = np.array([2.0**23], np.float64 if type_ == np.float64 else np.float32)
+    out, row_sum, row_max = attention(q, k, v, scale=1.0, sink=sink, return_lse="lm")
+    np.testing.assert_allclose(out.astype(float), 1.5, rtol=1e-5)
+    np.testing.assert_allclose(row_max + np.log(row_sum), 2.0**23 + np.log(2), rtol=1e-7)
 
 
 @pytest.mark.parametrize("queries", FEW_OR_MANY)

@@ -61,7 +61,8 @@ Result softmax_of(const Row& scores, const Row& values, float scale, const float
 }
 
 /// Returns whether the row is left to the portable kernel.
-bool check(const std::string& name, const Row& scores, const Row& values, float scale = 1, const float* sink = nullptr) {
+bool check(const std::string& name, const Row& scores, const Row& values, float scale = 1,
+           const float* sink = nullptr) {
   double largest = sink ? *sink : -kInfinity, sum = 0, out = 0, size = 0;
   for (const double score : scores) largest = std::fmax(largest, score * scale);
   for (std::size_t i = 0; i < scores.size(); ++i) {
@@ -78,7 +79,8 @@ bool check(const std::string& name, const Row& scores, const Row& values, float 
     if (left) continue;
     EXPECT_NEAR(found.out, out, 1e-5 * size) << name;
     for (const double one : {found.lse, found.joinable_lse})
-      EXPECT_TRUE(one == lse || std::fabs(one - lse) <= 1e-5 + 2e-7 * std::fabs(lse)) << name << ": " << one << ", " << lse;
+      EXPECT_TRUE(one == lse || std::fabs(one - lse) <= 1e-5 + 2e-7 * std::fabs(lse))
+          << name << ": " << one << ", " << lse;
   }
   return left;
 }
@@ -129,14 +131,16 @@ TEST(LazySoftmax, RandomRows) {
   for (int turn = 0; turn < 300; ++turn) {
     const int count = 1 + turn % 5;
     Row scores(kCols * count), values(scores.size());
-    const double scale = std::exp2(std::round(draw(-6, 3))), spread = std::exp2(draw(-3, 6)), level = std::exp2(draw(-3, 25));
+    const double scale = std::exp2(std::round(draw(-6, 3))), spread = std::exp2(draw(-3, 6)),
+                 level = std::exp2(draw(-3, 25));
     const float hidden = turn % 3 ? -kInfinity : kLowest, sink = static_cast<float>(draw(-1, 1) * level);
     for (std::size_t i = 0; i < scores.size(); ++i) {
       const double step_level = level + spread * static_cast<double>(i / kCols);
       scores[i] = draw(0, 1) < 0.3 ? hidden : static_cast<float>((step_level + spread * draw(-1, 1)) / scale);
       values[i] = static_cast<float>(draw(-1, 1));
     }
-    left += check("turn " + std::to_string(turn), scores, values, static_cast<float>(scale), turn % 2 ? &sink : nullptr);
+    left +=
+        check("turn " + std::to_string(turn), scores, values, static_cast<float>(scale), turn % 2 ? &sink : nullptr);
   }
   EXPECT_LT(left, 30);
 }

@@ -4,6 +4,8 @@
 // it if their sums show that it is too small. They need no pass over the scores and no maximum across lanes.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/tile/register_tile.cuh"
 
 namespace anyflash::cuda {
@@ -33,12 +35,13 @@ struct FinishedRow {
   static constexpr float kMinusInfinity = -__builtin_huge_valf();
   float shift, sum, factor = 1, largest = kMinusInfinity;
 
-  /// The sink is a score without a value.
+  /// The sink is a score without a value. One above 2.3e38 makes the result NaN.
   __device__ __forceinline__ void add_sink(float sink) {
-    const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift, sink_log2);
+    constexpr float log2_e = 1.4426950409f;
+    const float together = fmaxf(shift, sink * log2_e);
     if (together == kMinusInfinity && sink == sink) return;
     factor = exp2f(shift - together);
-    sum = sum * factor + exp2f(sink_log2 - together);
+    sum = together < __builtin_huge_valf() ? sum * factor + exp2f(fmaf(sink, log2_e, -together)) : NAN;
     shift = together;
   }
   /// Before the sink. The largest score's P is a term of the sum, and exactly 1 in l.
@@ -49,16 +52,18 @@ struct FinishedRow {
   /// The same with a number near the largest score, where the maxima were not noted. Its unit is that of scores, in which
   /// scale_log2 is not rounded: pairs of other kernels and sinks have it too.
   __device__ __forceinline__ RowStatistics near_statistics(float scale_log2, float scale) const {
-    return FinishedRow{shift, sum, factor, __fdiv_rn(shift, scale_log2)}.statistics(scale_log2, scale);
+    return FinishedRow{shift, sum, factor, fminf(__fdiv_rn(shift, scale_log2), FLT_MAX)}.statistics(scale_log2, scale);
   }
   __device__ __forceinline__ float lse() const { return sum == 0 ? kMinusInfinity : shift * 0.6931471806f + logf(sum); }
 };
 
 struct LazySoftmax {
-  float shift[2];    ///< of scores times scale_log2, the same in all lanes of a row; kMinusInfinity: no key seen yet
+  /// Of scores times scale_log2, the same in all lanes of a row. kMinusInfinity: no key seen yet; kLowest: only keys whose
+  /// scores times scale_log2 are less than any number.
+  float shift[2];
   float row_sum[2];  ///< over this lane's keys
   float largest[2];  ///< greatest score of this lane's keys, if note_maxima() is called
-  static constexpr float kMinusInfinity = -__builtin_huge_valf();
+  static constexpr float kMinusInfinity = -__builtin_huge_valf(), kLowest = -FLT_MAX;
   static constexpr float kRescaleThreshold = 8;  ///< rows are rescaled when P would exceed 2^kRescaleThreshold
 
   __device__ __forceinline__ void reset() {
@@ -70,17 +75,17 @@ struct LazySoftmax {
   template <int kCols>
   __device__ __forceinline__ void note_maxima(AccumulatorTile<kCols>& s) {
     float row_max[2];
-    row_maxima(s, 1, row_max);
+    row_maxima(s, row_max);
     largest[0] = fmaxf(largest[0], row_max[0]), largest[1] = fmaxf(largest[1], row_max[1]);
   }
   /// s becomes P. Rows that see their first key here start with their maximum as shift.
   template <int kCols>
   __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2) {
     using Tile = AccumulatorTile<kCols>;
-    if (__any_sync(0xffffffffu, shift[0] == kMinusInfinity || shift[1] == kMinusInfinity)) init_rows(s, scale_log2);
+    if (__any_sync(0xffffffffu, shift[0] <= kLowest || shift[1] <= kLowest)) init_rows(s, scale_log2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float subtracted = shift[r] == kMinusInfinity ? 0.0f : shift[r];
+      const float subtracted = shift[r] <= kLowest ? 0.0f : shift[r];
       float sum[2] = {};
 #pragma unroll
       for (int n = 0; n < Tile::kPerRow; ++n) {
@@ -101,9 +106,10 @@ struct LazySoftmax {
     if (raised) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float rise = log2f(fmaxf(quad_max(step_sum_[r]), 1.0f));
-        factor[r] = rise > 126 ? NAN : exp2_approximately(-rise);  // 0 would hide the row
-        shift[r] += rise, row_sum[r] *= factor[r];
+        const float rise = log2f(fmaxf(quad_max(step_sum_[r]), 1.0f)), raised_shift = shift[r] + rise;
+        // By what the shift rose, rounded. 0 would hide the row.
+        factor[r] = rise > 126 ? NAN : rise > 0 ? exp2_approximately(shift[r] - raised_shift) : 1.0f;
+        shift[r] = raised_shift, row_sum[r] *= factor[r];
       }
     }
     return raised;
@@ -122,23 +128,25 @@ struct LazySoftmax {
 
  private:
   template <int kCols>
-  __device__ __forceinline__ static void row_maxima(AccumulatorTile<kCols>& s, float scale_log2, float (&row_max)[2]) {
+  __device__ __forceinline__ static void row_maxima(AccumulatorTile<kCols>& s, float (&row_max)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float part[4] = {s.at(r, 0), s.at(r, 1), s.at(r, 2), s.at(r, 3)};  // short chains: a maximum takes 5 clocks
 #pragma unroll
       for (int n = 4; n < AccumulatorTile<kCols>::kPerRow; ++n) part[n % 4] = fmaxf(part[n % 4], s.at(r, n));
-      row_max[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])) * scale_log2;
+      row_max[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
     }
   }
   /// Rows that have seen no key before this step.
   template <int kCols>
   __device__ __forceinline__ void init_rows(AccumulatorTile<kCols>& s, float scale_log2) {
     float row_max[2];
-    row_maxima(s, scale_log2, row_max);
+    row_maxima(s, row_max);
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (const float tile = quad_max(row_max[r]); shift[r] == kMinusInfinity) shift[r] = tile;
+    for (int r = 0; r < 2; ++r) {
+      const float largest_score = quad_max(row_max[r]);
+      if (shift[r] <= kLowest && largest_score != kMinusInfinity) shift[r] = fmaxf(largest_score * scale_log2, kLowest);
+    }
   }
 
   float step_sum_[2];  ///< of the last step, over this lane's keys
