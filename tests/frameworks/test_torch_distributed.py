@@ -158,7 +158,8 @@ for exchange in ("keys", "heads"):
     torch.testing.assert_close(part.grad, whole.grad[:, :, own])
 """
 
-# Logits as low as a padding bias or -inf, beside sinks that are lower still or not, or NaN; second derivatives are refused, not dropped.
+# Logits as low as a padding bias or -inf, beside sinks that are lower still or not, or NaN; second derivatives are
+# refused, not dropped.
 LOW_LOGITS = """
 generator = torch.Generator().manual_seed(4)
 x = torch.randn(1, 2, 24, 8, generator=generator).to(device)

@@ -20,7 +20,7 @@ using Row = std::vector<float>;                                                 
 
 struct Result {
   double out, lse, joinable_lse;  ///< the last: of row_max and row_sum, for calls whose results are joined
-  bool left;                      ///< to the portable kernel, as AttentionKernel::store() says
+  bool left;                      ///< to the portable kernel, as Attention::store() says
 };
 
 Result softmax_of(const Row& scores, const Row& values, float scale, const float* sink, bool maxima) {

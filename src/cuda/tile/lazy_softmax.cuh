@@ -78,7 +78,7 @@ struct LazySoftmax {
     row_maxima(s, row_max);
     largest[0] = fmaxf(largest[0], row_max[0]), largest[1] = fmaxf(largest[1], row_max[1]);
   }
-  /// s becomes P. Rows that see their first key here start with their maximum as shift.
+  /// s becomes P. Rows that have no shift yet start with their maximum.
   template <int kCols>
   __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2) {
     using Tile = AccumulatorTile<kCols>;
@@ -137,7 +137,7 @@ struct LazySoftmax {
       row_max[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
     }
   }
-  /// Rows that have seen no key before this step.
+  /// Rows without a shift: their keys before this step, if any, weigh nothing beside a score that its scale bears.
   template <int kCols>
   __device__ __forceinline__ void init_rows(AccumulatorTile<kCols>& s, float scale_log2) {
     float row_max[2];
