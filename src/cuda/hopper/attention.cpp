@@ -19,7 +19,7 @@ constexpr std::int64_t section_bytes = std::int64_t{32} << 20;  ///< of K and V 
 bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (!has_groups(problem.device) || element_size(problem.type) != 2) return false;
   if (problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0) return false;
-  if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
+  if (problem.pages.page_size > 0 || !alibi_is_linear(problem, plan)) return false;
   // Whether words have room decides between kernels that round differently: never by what else is in the batch.
   if (plan.masks_on_device &&
       (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && may_differ_in_batch(problem))))
@@ -117,7 +117,7 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
               std::int32_t thread_blocks, AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
   args.maxima = (call.row_sum.data || call.row_max.data) && !problem.near_maxima;
-  args.bias = call.bias, args.sink = call.sink;
+  args.bias = call.bias, args.alibi = call.alibi, args.sink = call.sink, args.alibi_offset = alibi_offset(plan);
   args.heads = call.heads, args.group = call.group_heads, args.d_v = call.d_v;
   args.queries = static_cast<std::int32_t>(problem.queries());
   args.query_cut = cut_of(plan.query_grid, call.query_rows), args.key_cut = cut_of(plan.key_grid, call.key_rows);

@@ -84,7 +84,7 @@ class Attention {
         mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
         wgmma_commit();
         wgmma_wait<0>();
-        finish_scores(s, step, warpgroup, q_at, k_at);
+        finish_scores(s, task, step, warpgroup, q_at, k_at);
         softmax.reset();
         exponentiate(s, softmax);
         p.pack(s);
@@ -94,7 +94,7 @@ class Attention {
         shared_.keys.wait_full(k_at);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
         step = shared_.step[k_at.stage];  // again: fewer registers
-        finish_scores(s, step, warpgroup, q_at, k_at);
+        finish_scores(s, task, step, warpgroup, q_at, k_at);
         exponentiate(s, softmax);
         // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
         // exponentials, but over no branch.
@@ -111,7 +111,7 @@ class Attention {
       auto finished = softmax;
       if (more) {
         step = shared_.step[k_at.stage];
-        finish_scores(s, step, warpgroup, q_at, k_at);
+        finish_scores(s, next, step, warpgroup, q_at, k_at);
         softmax.reset();
         exponentiate(s, softmax);
       }
@@ -166,14 +166,20 @@ class Attention {
     }
   }
   /// S is there: what is done to it, and the mask, whose words lie where K does.
-  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
-                                                QueryState& q_at, State& k_at) {
+  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, [[maybe_unused]] const AttentionTask& task,
+                                                const StepInfo& step, unsigned warpgroup, QueryState& q_at,
+                                                State& k_at) {
     s.fence_operand();
     if constexpr (Traits::kGeneral) {
       apply_score_mod(s, args_.scale, args_.cap, args_.cap_inverse);
       if (args_.bias.data)
         add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
                                      lane_row() % 64);
+      if (args_.alibi.data) {
+        const auto slope = read_number<float>(args_.alibi, task.b * args_.alibi.batch + task.h * args_.alibi.head);
+        const auto key = 64 * shared_.key_block[k_at.stage] + 2 * static_cast<std::int32_t>(lane_number() % 4);
+        apply_alibi(s, slope, static_cast<float>(task.first_query + lane_row() - key + args_.alibi_offset));
+      }
     }
     if (const auto cells = cells_of(step, warpgroup)) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
     shared_.keys.release(k_at);

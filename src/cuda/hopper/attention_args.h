@@ -7,7 +7,7 @@
 
 namespace anyflash::cuda {
 
-/// scale: a positive scale alone. general: a scale of any sign, a soft cap, a bias.
+/// scale: a positive scale alone. general: a scale of any sign, a soft cap, a bias, ALiBi.
 enum class ScoreModKind { scale, general };
 
 struct AttentionArgs {
@@ -18,7 +18,8 @@ struct AttentionArgs {
   Rows out;                 ///< channels are neighbours; rows begin on 16 bytes
   Numbers lse, row_sum, row_max;
   bool maxima;                              ///< row_max is the maximum, not any number near it
-  Numbers bias, sink;                       ///< data null: none
+  Numbers bias, alibi, sink;                ///< data null: none
+  std::int32_t alibi_offset;                ///< a pair's coordinates differ by query - key + alibi_offset
   std::int32_t heads, group, queries, d_v;  ///< group: query heads of a key head
   Cut query_cut, key_cut;                   ///< blocks of 64
   const DeviceGroup* groups;                ///< the masks, [batch group][head group]

@@ -36,6 +36,7 @@ struct AttentionShared {
                                                        [Traits::kBiasBytes > 0 ? Traits::kWarpgroups : 1]
                                                        [Traits::kBiasBytes > 0 ? 4096 * Traits::kBiasBytes : 16];
   StepInfo step[Traits::kStages];
+  std::int32_t key_block[Traits::kStages];  ///< kGeneral: of a step
   AttentionTask task[Traits::kQueryStages][Traits::kWarpgroups];
   AttentionTask next_task[1];  ///< for the warp that loads K
   Pipeline<1> tasks;
@@ -231,6 +232,7 @@ class AttentionProducer {
     const int bias_bytes = Traits::kGeneral ? 8192 * bias_boxes_ * __popc(__ballot_sync(0xffffffffu, bias)) : 0;
     if (leads()) {
       shared_.step[k_at_.stage] = info;
+      if constexpr (Traits::kGeneral) shared_.key_block[k_at_.stage] = step.block[0];
       full.arrive_and_expect(KeyTile::kBytes + word_bytes + bias_bytes);
     }
     load_step(shared_.k[k_at_.stage], args_.k, args_.k_block, step, task, full);

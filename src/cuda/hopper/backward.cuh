@@ -31,7 +31,8 @@ class GroupBackwardBlock {
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
-  static constexpr bool kDeferredDv = kDepth == 64;  ///< dV's products wait for dS, to save registers
+  /// At 64 channels, to save registers, dV's products wait for dS; where scores are general, dP's wait for dV's.
+  static constexpr bool kDeferredDv = kDepth == 64 && !Sizes::kGeneral, kEarlyDv = kDepth == 64 && Sizes::kGeneral;
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8, kThreads = Sizes::kThreads;
   /// TMA stores dK and dV. Not where biases use the shared memory that they would be stored from.
   static constexpr bool kByCopies = !Sizes::kGeneral;
@@ -140,14 +141,15 @@ class GroupBackwardBlock {
             std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
             if constexpr (Sizes::kGeneral) {  // before any products, because scores need their registers
               weigh_generally(s, p, stage, buffer, tile, cells);
+              if constexpr (kEarlyDv) query_products(grad_v, p, shared_.dout[stage]), wgmma_wait<0>();
               key_products(p_gradient, v, shared_.dout[stage]);
             } else {
               key_products(p_gradient, v, shared_.dout[stage]);
               weigh(s, stage, tile, cells);
               pack<E>(p, s);
             }
-            if constexpr (!kDeferredDv) query_products(grad_v, p, shared_.dout[stage]);
-            wgmma_wait<kDeferredDv ? 0 : 1>();
+            if constexpr (kDepth > 64) query_products(grad_v, p, shared_.dout[stage]);
+            wgmma_wait<kDepth == 64 ? 0 : 1>();
             keep(p_gradient);
             score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
             if constexpr (Sizes::kGeneral) {

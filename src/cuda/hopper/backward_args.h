@@ -27,6 +27,7 @@ struct GroupBackwardArgs : BackwardArgs {
   float *lse, *delta, *dlse;       ///< dS = P (dP - delta + dlse), rows in block order; no gradient: inf, 0, 0
   const std::uint64_t* words;      ///< of tiles with none in the plan's tables: 64 each, one per key
   float factor, cap, cap_inverse;  ///< the scale, the soft cap
+  std::int32_t alibi_offset;       ///< a pair's coordinates differ by query - key + alibi_offset
   float key_factors[2];            ///< float32: the factors of the sums of dK (and dQ) and of dV
   bool
       masks_on_device;  ///< masks were found on the GPU: not_finite may be 1 from the start, and then these kernels do nothing

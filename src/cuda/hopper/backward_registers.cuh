@@ -57,6 +57,7 @@ struct BiasPlace {
   const Numbers& bias;
   std::int64_t at;
   std::int32_t queries, keys;  ///< how many exist from there on
+  float slope = 0, gap = 0;    ///< ALiBi's, if there is one; the first pair's difference of coordinates
 
   __device__ __forceinline__ BiasPlace(const GroupBackwardArgs& args, std::int32_t tile, int first_query,
                                        std::int32_t key)
@@ -66,6 +67,9 @@ struct BiasPlace {
     const auto b = head / side.heads, h = head - b * side.heads;
     at = b * bias.batch + h * bias.head + query * bias.query + key * bias.key;
     queries = side.grid.size[2] - query, keys = args.sides[Side::keys].grid.size[2] - key;
+    if (!args.alibi.data) return;
+    slope = read_number<float>(args.alibi, b * args.alibi.batch + h * args.alibi.head);
+    gap = static_cast<float>(query - key + args.alibi_offset);
   }
 
   /// x: of columns from 8 first_tile on. T: the bias's type.
@@ -145,6 +149,7 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
           y = rounded_product(capped, args.cap);
         }
         if (args.bias.data) y += x[j][e];
+        if (args.alibi.data) y = fmaf(-place.slope, fabsf(place.gap + (8 * (first + j) + e % 2 - e / 2 * 8)), y);
         const bool seen = (e < 2 ? a : b) >> (8 * (first + j) + e % 2) & 1;
         x[j][e] =
             seen ? probability(y, e % 2 == 0 ? of_row.x : of_row.y, e % 2 == 0 ? rest_of_row.x : rest_of_row.y) : 0.0f;

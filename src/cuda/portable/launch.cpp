@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/common/device.h"
+#include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
 #include "cuda/common/memory.h"
 #include "cuda/portable/decode.h"
@@ -73,6 +74,18 @@ bool takes_tf32(const Problem& problem) { return allows_tf32(problem) && !has_gr
 
 bool plain_rows(const Problem& problem, const rules::Grid& grid) {
   return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
+}
+
+bool alibi_is_linear(const Problem& problem, const ExecutionPlan& plan) {
+  if (!problem.alibi.given()) return true;
+  const auto& program = plan.groups[0].program;
+  const auto& axis = program.axis[2];
+  return problem.dimensions == 1 && !plan.masks_on_device && !may_differ_in_batch(problem) && !program.restarts &&
+         axis.q_step == 1 && axis.k_step == 1 && axis.r < 1 << 24;
+}
+std::int32_t alibi_offset(const ExecutionPlan& plan) {
+  const auto& axis = plan.groups[0].program.axis[2];
+  return axis.q_offset - axis.k_offset;
 }
 
 void check_pointers(const Problem& problem) {

@@ -30,6 +30,11 @@ bool takes_tf32(const Problem& problem);
 /// Are the rows of a grid's blocks consecutive: one dimension, without a step?
 bool plain_rows(const Problem& problem, const rules::Grid& grid);
 
+/// Is there no ALiBi, or do the coordinates of a pair differ by query - key + alibi_offset under all masks, exactly in
+/// float32? Never by what else is in the batch.
+bool alibi_is_linear(const Problem& problem, const ExecutionPlan& plan);
+std::int32_t alibi_offset(const ExecutionPlan& plan);
+
 /// Throws Error unless all tensors, and tables declared to be on the device, are on the device.
 void check_pointers(const Problem& problem);
 

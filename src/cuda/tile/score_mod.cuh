@@ -21,6 +21,14 @@ __device__ __forceinline__ void apply_score_mod(AccumulatorTile<kCols>& s, float
   }
 }
 
+/// ALiBi: takes slope times the distance off. gap: the difference of coordinates of this lane's first pair, exact.
+__device__ __forceinline__ void apply_alibi(AccumulatorTile<64>& s, float slope, float gap) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s.x[j][e] = fmaf(-slope, fabsf(gap + (e / 2 * 8 - 8 * j - e % 2)), s.x[j][e]);
+}
+
 /// Adds a bias of 64 queries and 64 keys, as TMA writes it: swizzled rows of 128 bytes; float32 has two panels. type:
 /// as in Numbers. row: this lane's first row of the tile; a bias of one row is row 0 for all queries.
 template <int kBiasBytes>
