@@ -145,7 +145,8 @@ def rows(report, names):
         waits = {reason: value for reason, value in stalls.items() if reason not in NOT_WAITING}
         longest = sorted(waits, key=waits.get, reverse=True)[:3]
         share = ", ".join(f"{reason} {100 * waits[reason] / sum(stalls.values()):.0f} %" for reason in longest)
-        short = re.sub(r"<.*|\(.*", "", kernel["Kernel Name"]).split("::")[-1]
+        name_of_kernel = kernel["Kernel Name"].replace("(anonymous namespace)::", "")
+        short = re.sub(r"<.*|\(.*", "", name_of_kernel).split("::")[-1]
         yield name, short, [f"{value:.1f}" if value % 1 else f"{value:.0f}" for value in values.values()], share
 
 

@@ -33,11 +33,13 @@ def test_each_kernel_has_its_call_and_its_longest_waits():
         mark,
         kernel("void anyflash::cuda::prepare<__half, 64>(anyflash::cuda::Args)", "1,999", [1, 0, 0, 0, 0]),
         kernel("void anyflash::cuda::attend<anyflash::cuda::Block<128> >(Args)", "1,234,500", [1, 2, 3, 4, 10]),
+        kernel("anyflash::cuda::(anonymous namespace)::words_kernel(anyflash::Args)", 4400, [0, 1, 0, 0, 0]),
         mark,
         kernel("flash_fwd(Params)", 5000, ["0", "1", "0", "1,000", "0"]),
     ]
-    ours, theirs = gpu_profile.rows(report, ["full 512, anyflash", "full 512, FA3"])
+    ours, words, theirs = gpu_profile.rows(report, ["full 512, anyflash", "full 512, FA3"])
     figures = ["89.9", "31.5", "12.2", "80", "168"]
     assert ours == ("full 512, anyflash", "attend", ["1234.5", *figures], "gmma 20 %, long_scoreboard 15 %, wait 10 %")
+    assert words[:2] == ("full 512, anyflash", "words_kernel")
     assert theirs[:3] == ("full 512, FA3", "flash_fwd", ["5", *figures])
     assert theirs[3].startswith("gmma 100 %")

@@ -191,7 +191,8 @@ bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, co
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   const bool of_16_bits = element_size(problem.type) == 2;
   if (plan.masks_on_device && (is_double(problem) || device_mask_tiles(problem, plan) == 0)) return false;
-  if (of_16_bits ? problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0 || !alibi_is_linear(problem, plan)
+  if (of_16_bits ? problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0 ||
+                       !alibi_is_linear(problem, plan)
                  : padded_depth(problem) > 128 || args.general)
     return false;
   if (is_split(problem) && !splits_exactly(args.scale)) return false;
