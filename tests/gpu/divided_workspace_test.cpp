@@ -1,6 +1,5 @@
 // The workspace of a divided call on a GPU is that of the part which needs most. No GPU is needed: what the run-time
 // library says of one is said here.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,15 +10,7 @@
 #include "cuda/backend.h"
 #include "plan/parts.h"
 #include "plan/plan.h"
-
-extern "C" {
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {};
-  properties->major = 9, properties->multiProcessorCount = 132, properties->sharedMemPerBlockOptin = 227 << 10;
-  return cudaSuccess;
-}
-}
+#include "stand_in_device.h"
 
 namespace anyflash::cuda {
 namespace {

@@ -171,7 +171,7 @@ void biases(ElementType type, const Shape& shape) {
 }
 
 /// Where rows of biases are whole vectors, which the copy engine takes: biases of each type, for each head, for all,
-/// for all batch entries, one row for all queries; no bias, but a soft cap. Of two batch entries; with tiles that are
+/// for all batch entries, one row for all queries; no bias, but a soft cap or ALiBi. Of two batch entries; with tiles that are
 /// skipped, and without.
 void copied_biases(ElementType type, const Shape& shape) {
   for (const auto bias_type : {ElementType::float16, ElementType::bfloat16, ElementType::float32}) {
@@ -194,6 +194,9 @@ void copied_biases(ElementType type, const Shape& shape) {
   }
   auto options = with(causal());
   options.softcap = 5;
+  run(type, shape, options);
+  Tensor slopes(ElementType::float32, {2});
+  options.softcap = 0, options.alibi_slopes = slopes.view;
   run(type, shape, options);
 }
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ const float* lse_remainders_of(const GroupBackwardArg
   return any ? static_cast<const float*>(args.terms.rest) + std::int64_t{tile} * 64 + first : nullptr;
 }
 
-/// The place of the biases of a lane's pairs: of its first column (a query) and its first row (a key).
+/// The place of the biases of a lane's pairs, and ALiBi's terms: of its first column (a query) and first row (a key).
 struct BiasPlace {
   const Numbers& bias;
   std::int64_t at;

@@ -80,8 +80,8 @@ bool alibi_is_linear(const Problem& problem, const ExecutionPlan& plan) {
   if (!problem.alibi.given()) return true;
   const auto& program = plan.groups[0].program;
   const auto& axis = program.axis[2];
-  return problem.dimensions == 1 && !plan.masks_on_device && !may_differ_in_batch(problem) && !program.restarts &&
-         axis.q_step == 1 && axis.k_step == 1 && axis.r < 1 << 24;
+  return plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid) && !plan.masks_on_device &&
+         !may_differ_in_batch(problem) && !program.restarts && axis.q_step == 1 && axis.k_step == 1 && axis.r < 1 << 24;
 }
 std::int32_t alibi_offset(const ExecutionPlan& plan) {
   const auto& axis = plan.groups[0].program.axis[2];
