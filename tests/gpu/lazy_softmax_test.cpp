@@ -72,17 +72,18 @@ bool check(const std::string& name, const Row& scores, const Row& values, float 
   if (sink && largest > -kInfinity) sum += std::exp(*sink - largest);
   const double lse = sum == 0 ? -kInfinity : largest + std::log(sum);
   if (sum > 0) out /= sum, size /= sum;
-  bool left = false;
+  bool left[2];
   for (const bool maxima : {false, true}) {
     const auto found = softmax_of(scores, values, scale, sink, maxima);
-    left = found.left;
-    if (left) continue;
+    left[maxima] = found.left;
+    if (found.left) continue;
     EXPECT_NEAR(found.out, out, 1e-5 * size) << name;
     for (const double one : {found.lse, found.joinable_lse})
       EXPECT_TRUE(one == lse || std::fabs(one - lse) <= 1e-5 + 2e-7 * std::fabs(lse))
           << name << ": " << one << ", " << lse;
   }
-  return left;
+  EXPECT_EQ(left[0], left[1]) << name;
+  return left[0];
 }
 
 Row steps(const std::vector<float>& each) {
@@ -109,6 +110,18 @@ TEST(LazySoftmax, RisesOfLargeScores) {
   EXPECT_FALSE(check("many rises", steps({3e6f, 3e6f + 12, 3e6f + 24, 3e6f + 36}), steps({1, -1, 3, -2})));
 }
 
+TEST(LazySoftmax, RisesThatRoundToMore) {
+  const auto values = steps({1, 1, 1, 1});
+  int left = 0, all = 0;
+  for (const float score : {8.388608e7f, 1.17e8f, 1.51e8f})
+    for (float rise = 8; rise < 128; rise += 8, ++all) {
+      auto scores = steps({score, score, score, score});
+      scores[70] = score + rise;
+      left += check("a rise of " + std::to_string(rise), scores, values);
+    }
+  EXPECT_LT(left, all / 2);
+}
+
 TEST(LazySoftmax, TheSmallestScale) {
   EXPECT_FALSE(check("a shift over its scale", steps({0, 0x1.e6p127f}), steps({1, 2}), 7e-38f));
 }
@@ -120,8 +133,14 @@ TEST(LazySoftmax, SinksBesideLargeScores) {
     for (const float sink : {1e7f, 1e7f - 3, 2.0f, kLowest, -kInfinity})
       EXPECT_FALSE(check("beside 1e7", one_large, steps({1, 2}), scale, &sink));
   }
-  for (const float sink : {-kLowest, kInfinity, NAN})
-    EXPECT_TRUE(check("a sink that overflows", steps({0, 1}), steps({1, 2}), 1, &sink));
+  for (const float sink : {5e9f, 1e12f, 1e30f, -kLowest, kInfinity, NAN})
+    EXPECT_TRUE(check("a large sink", steps({0, 1}), steps({1, 2}), 1, &sink));
+  for (const float sink : {-5e9f, -1e30f, kLowest, -kInfinity})
+    EXPECT_FALSE(check("a low sink", steps({0, 1}), steps({1, 2}), 1, &sink));
+  const auto nothing = steps({-kInfinity, -kInfinity});
+  for (const float sink : {-1e10f, kLowest, 1e10f}) EXPECT_TRUE(check("alone", nothing, steps({1, 2}), 1, &sink));
+  for (const float sink : {-1e7f, 0.0f, 1e7f, -kInfinity})
+    EXPECT_FALSE(check("alone", nothing, steps({1, 2}), 1, &sink));
 }
 
 TEST(LazySoftmax, RandomRows) {

@@ -254,8 +254,6 @@ class Attention {
     }
     return false;
   }
-  /// Scores so large that exp(score - shift) is not near 1 for the largest, of which `shift` is a rounding.
-  static constexpr float kLargestShift = 1 << 28;
 
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, const LazySoftmax& softmax, const AttentionTask task,
                                         int q_stage) {
@@ -267,7 +265,7 @@ class Attention {
     else if (args_.row_sum.data || args_.row_max.data) statistics = finished.near_statistics(scale_log2(), scale);
     const bool empty = finished.shift == LazySoftmax::kMinusInfinity;  // no score above -inf
     float zero[4] = {};  // NaN where a result is not finite; four short chains
-    if (!empty && !(fabsf(finished.shift) < kLargestShift)) zero[0] = NAN;
+    if (!empty && !(fabsf(finished.shift) < FinishedRow::kLargestShift)) zero[0] = NAN;
     if (args_.sink.data && (!empty || sees_a_key(task, row))) {
       const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
       finished.add_sink(sink), statistics.add_sink(sink);

@@ -161,7 +161,7 @@ class GroupBackwardBlock {
             if constexpr (kDeferredDv) query_products(grad_v, p, shared_.dout[stage]);
             query_products(grad_k, ds, shared_.q[stage]);
 
-            wgmma_wait<1>();  // dV is done: its operands' registers are needed
+            wgmma_wait<1>();  // dV is done, if not before: its operands' registers are needed
             if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
             query_gradient(q_gradient, last_buffer);
 

@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(threads) join_kernel(const __grid_constant__ J
       for (int n = 0; n < kCount; ++n) {
         const T x = static_cast<T>(made.x[n]), y = static_cast<T>(found.x[n]);
         // No mean of 16-bit numbers overflows T.
-        const auto all_finite = [&] { return sizeof(Part) > 2 && is_finite(x) && is_finite(y); };
+        constexpr bool small = sizeof(Into) == 2 && sizeof(Part) == 2;
+        const auto all_finite = [&] { return !small && is_finite(x) && is_finite(y); };
         made.x[n] = rounded<Into>(finite_mean(x * of_own + y * of_part, all_finite));
       }
       results = made;

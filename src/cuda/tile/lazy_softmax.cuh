@@ -33,15 +33,17 @@ struct RowStatistics {
 /// A row at its end: `sum` is over all keys, and O has to be multiplied by `factor`.
 struct FinishedRow {
   static constexpr float kMinusInfinity = -__builtin_huge_valf();
+  /// From here on exp(score - shift) is not near 1 for the largest score, of which `shift` is a rounding.
+  static constexpr float kLargestShift = 1 << 28;
   float shift, sum, factor = 1, largest = kMinusInfinity;
 
-  /// The sink is a score without a value. One above 2.3e38 makes the result NaN.
+  /// The sink is a score without a value. A shift of kLargestShift or more makes the result NaN.
   __device__ __forceinline__ void add_sink(float sink) {
     constexpr float log2_e = 1.4426950409f;
+    if (shift == kMinusInfinity && sink == kMinusInfinity) return;
     const float together = fmaxf(shift, sink * log2_e);
-    if (together == kMinusInfinity && sink == sink) return;
     factor = exp2f(shift - together);
-    sum = together < __builtin_huge_valf() ? sum * factor + exp2f(fmaf(sink, log2_e, -together)) : NAN;
+    sum = fabsf(together) < kLargestShift ? sum * factor + exp2f(fmaf(sink, log2_e, -together)) : NAN;
     shift = together;
   }
   /// Before the sink. The largest score's P is a term of the sum, and exactly 1 in l.
@@ -98,8 +100,8 @@ struct LazySoftmax {
     }
   }
   /// After exponentiate(): raises shifts that the step's sums show to be too small. True if O and P have to be
-  /// rescaled, each row by `factor`. (A score more than 126 above the shift makes the result NaN or infinite, and the
-  /// non-finite fallback computes it.)
+  /// rescaled, each row by `factor`. (A score more than 126 above the shift, also where rounding makes it more, makes the
+  /// result NaN or infinite, and the non-finite fallback computes it.)
   __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
     constexpr float limit = 1 << int(kRescaleThreshold);
     const bool raised = __any_sync(0xffffffffu, step_sum_[0] > limit || step_sum_[1] > limit);
@@ -107,8 +109,9 @@ struct LazySoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float rise = log2f(fmaxf(quad_max(step_sum_[r]), 1.0f)), raised_shift = shift[r] + rise;
-        // By what the shift rose, rounded. 0 would hide the row.
-        factor[r] = rise > 126 ? NAN : rise > 0 ? exp2_approximately(shift[r] - raised_shift) : 1.0f;
+        const float fall = shift[r] - raised_shift;  // by what the shift rose, rounded
+        // A factor of less than 2^-126 would be 0, which hides the row.
+        factor[r] = rise > 126 || fall < -126 ? NAN : rise > 0 ? exp2_approximately(fall) : 1.0f;
         shift[r] = raised_shift, row_sum[r] *= factor[r];
       }
     }

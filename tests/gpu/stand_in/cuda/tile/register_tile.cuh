@@ -31,7 +31,7 @@ inline bool __any_sync(unsigned, bool x) {
   for (unsigned from = 0; from < 4; ++from) any |= exchanged(x, from) != 0;
   return any;
 }
-inline float exp2_approximately(float x) { return exp2f(x); }
+inline float exp2_approximately(float x) { return x < -126 ? 0.0f : exp2f(x); }  // no subnormal results
 inline float __fdiv_rn(float x, float y) { return x / y; }
 
 template <int kCols>
