@@ -327,6 +327,30 @@ def test_a_sink_that_equals_a_large_score(queries, type_):
     np.testing.assert_allclose(row_max + np.log(row_sum), 2.0**23 + np.log(2), rtol=1e-7)
 
 
+@pytest.mark.parametrize("queries", (1, 130))
+@pytest.mark.parametrize("type_", (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+@pytest.mark.parametrize("size, rise", [(8192, 80), (10240, 80), (10240, 88), (14336, 88), (14336, 96)])
+def test_a_rise_over_what_factors_can_say(queries, type_, size, rise):
+    """By some 126 powers of two, where differences of scores are rounded to multiples of 8."""
+    q, k, v = (np.zeros((1, 1, n, 64), type_) for n in (queries, 256, 256))
+    q[..., 0], q[..., 1], k[..., 0], k[:, :, 200, 1], v[...], v[:, :, 200] = 8192, 1, size, rise, 1, 2
+    out, lse = attention(q, k, v, scale=1.0, return_lse=True)
+    assert (out == 2).all() and (lse == 8192 * size + rise).all()
+
+
+@pytest.mark.parametrize("queries", (1, 130))
+@pytest.mark.parametrize("type_", (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+@pytest.mark.parametrize("size", (5e9, 1e12, 1e30, 3.3e38))
+def test_sinks_of_all_sizes(queries, type_, size):
+    q, k, v = np.zeros((1, 2, queries, 64), type_), np.zeros((1, 2, 200, 64), type_), np.ones((1, 2, 200, 64), type_)
+    options = dict(sink=np.array([size, -size], np.float32), return_lse=True)
+    out, lse = attention(q, k, v, **options)
+    assert (lse[:, 0] == np.float32(size)).all() and not out[:, 0].any() and (out[:, 1] == 1).all()
+    np.testing.assert_allclose(lse[:, 1], np.log(200), rtol=1e-6)
+    out, lse = attention(q, k, v, bias=np.full((1, 1, 1, 1), -np.inf, np.float32), **options)
+    assert (lse == options["sink"][:, None]).all() and not out.any()
+
+
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
 @pytest.mark.parametrize("type_, tolerance", [(np.float32, 2e-5), (np.float64, 2e-13), (ml_dtypes.bfloat16, 2e-2)])
 @pytest.mark.parametrize("score", (0, 1e3, -1e4, 1e7, -1e9, "lowest"))
