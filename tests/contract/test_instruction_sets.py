@@ -10,6 +10,7 @@ from pathlib import Path
 import anyflash as af
 import pytest
 
+pytestmark = pytest.mark.slow  # quick runs have fewer sets
 SETS = list(af._core.instruction_sets())
 
 
@@ -44,7 +45,6 @@ def test_every_set_that_runs_here_is_there():
     assert set(SETS) == expected and len(SETS) == len(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("isa", SETS[1:])  # test_core.py itself runs on the best
 def test_core_selection(isa):
     command = [
