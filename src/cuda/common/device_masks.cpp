@@ -96,6 +96,28 @@ void take_documents(const Problem& problem, const ExecutionPlan& plan, DeviceMas
   args.program.documents = {view(0), view(1), args.axes};
 }
 
+/// Causal is the order of places where both sides have the same documents.
+RaggedMask ragged_mask(const DeviceMaskArgs& args) {
+  const auto& program = args.program;
+  bool only = program.has_documents && program.conjunction && program.documents_required && program.dimensions == 1 &&
+              !args.key_lengths.data;
+  for (const auto& grid : args.grids) only &= grid.step[2] == 1;
+  bool causal = false;
+  for (int i = 0; i < program.atom_count; ++i) {
+    const auto& atom = program.atoms[i];
+    causal |= atom.kind == rules::AtomKind::causal;
+    only &= !atom.negated && (atom.kind == rules::AtomKind::documents || atom.kind == rules::AtomKind::causal);
+  }
+  if (!only || (causal && !args.same_documents)) return {};
+  RaggedMask mask{causal ? RaggedMask::Rule::causal : RaggedMask::Rule::full, {}, {}, args.ids.apart};
+  const auto& ids = args.ids;
+  if (ids.rows == 0) mask.q = program.documents.q, mask.k = program.documents.k;
+  const auto& found = args.documents[0];
+  if (ids.rows == 1 && ids.same)
+    mask.q = mask.k = {found.segment_of, found.segment_of, found.segments, nullptr, ids.all};
+  return mask;
+}
+
 }  // namespace
 
 Integers integers_of(const TensorView& view) {
@@ -144,6 +166,7 @@ DeviceMaskArgs device_mask_args(const Problem& problem, const ExecutionPlan& pla
     args.runs[side] = taken.take<DeviceRun>(groups * args.blocks[side] * args.most_runs);
   }
   if (args.program.has_documents) take_documents(problem, plan, args, taken);
+  args.ragged = ragged_mask(args);
   if (device_mask_tiles(problem, plan) > 0) args.numbered = taken.take<unsigned long long>(2);
   bytes = taken.bytes();
   return args;

@@ -19,8 +19,14 @@ __device__ std::int64_t within(std::int64_t x, std::int64_t least, std::int64_t 
   return x < least ? least : x > most ? most : x;
 }
 
+/// In the first kernel that finds documents: a launch less than by a memset.
+__device__ void clear_counters(const DeviceMaskArgs& args) {
+  if (args.numbered && blockIdx.x == 0 && threadIdx.x < 2) args.numbered[threadIdx.x] = 0;
+}
+
 /// Each entry's document, and each document's entries: one thread per entry or document.
 __global__ void documents_kernel(const __grid_constant__ DeviceMaskArgs args) {
+  clear_counters(args);
   const std::int64_t sizes[] = {rules::volume(args.program.q_size()), rules::volume(args.program.k_size())};
   const auto documents = static_cast<std::int32_t>(args.cu_seqlens[0].size - 1);
   const auto i = blockIdx.x * std::int64_t{threads} + threadIdx.x;
@@ -69,6 +75,7 @@ __device__ std::int32_t sum_to_lane(std::int32_t own, int lane) {
 __global__ void __launch_bounds__(scanning) segments_kernel(const __grid_constant__ DeviceMaskArgs args) {
   __shared__ std::int32_t in_warp[32];
   static_assert(scanning == 32 * 32, "a warp adds up all warps' numbers");
+  clear_counters(args);
   const auto& ids = args.ids;
   const auto row = static_cast<std::int32_t>(blockIdx.x) / 2, side = static_cast<int>(blockIdx.x % 2);
   if (side == 1 && ids.same) return;
@@ -338,13 +345,14 @@ struct Candidates {
 };
 
 /// Where each document is one segment, documents ascend on both sides.
-__device__ Candidates candidates(const Program& program, const Box& own, int side, const rules::Grid& other) {
+__device__ Candidates candidates(const Program& program, const rules::Documents& documents, const Box& own, int side,
+                                 const rules::Grid& other) {
   const auto size = side == 0 ? program.q_size() : program.k_size();
   if (!rules::inside(own.origin, size)) return {0, 0};
   const Candidates all{0, static_cast<std::int32_t>(other.count())};
   if (!program.documents_required || program.dimensions != 1 || own.step[2] != 1 || other.step[2] != 1) return all;
-  const auto& here = side == 0 ? program.documents.q : program.documents.k;
-  const auto& there = side == 0 ? program.documents.k : program.documents.q;
+  const auto& here = side == 0 ? documents.q : documents.k;
+  const auto& there = side == 0 ? documents.k : documents.q;
   if (here.document_of != here.segment_of) return all;
   const auto first = here.segment_of[own.origin[2]], beyond = there.segment_count - 1;
   if (first > beyond) return {0, 0};
@@ -363,20 +371,6 @@ struct BlockSegments {
     first = side.segment_of[begin], last = side.segment_of[end - 1];
   }
 };
-
-/// Does the rule say only that documents are the same, and perhaps which place comes first? Causal is the order of
-/// places where both sides have the same documents.
-__device__ bool by_documents(const DeviceMaskArgs& args, const Program& program, bool& causal) {
-  bool only = program.has_documents && program.conjunction && program.documents_required && program.dimensions == 1;
-  for (int side = 0; side < 2; ++side) only &= args.grids[side].step[2] == 1;
-  causal = false;
-  for (int i = 0; i < program.atom_count; ++i) {
-    const auto kind = program.atoms[i].kind;
-    causal |= kind == rules::AtomKind::causal;
-    only &= !program.atoms[i].negated && (kind == rules::AtomKind::documents || kind == rules::AtomKind::causal);
-  }
-  return only && (!causal || args.same_documents);
-}
 
 /// Whether some query and some key may be of one document. Cautious where they have many segments, or where a document
 /// has entries on one side alone.
@@ -404,11 +398,8 @@ __device__ TileClass class_of_documents(const rules::Documents& documents, const
   return one && (!causal || keys.end - 1 <= queries.begin) ? TileClass::full : TileClass::partial;
 }
 
-/// One warp for each block of queries, or of keys, of one mask.
-__global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::int32_t chunks) {
-  __shared__ Program program;
-  const auto group = static_cast<std::int32_t>(blockIdx.x / chunks),
-             chunk = static_cast<std::int32_t>(blockIdx.x % chunks);
+/// The program of one mask, in shared memory, and what points to it, by a thread block.
+__device__ void make_program(const DeviceMaskArgs& args, std::int32_t group, bool writes, Program& program) {
   const auto b = group / args.head_groups, h = group % args.head_groups;
   for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += threads)
     reinterpret_cast<std::uint64_t*>(&program)[i] = reinterpret_cast<const std::uint64_t*>(&args.program)[i];
@@ -420,7 +411,7 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
       axis = rules::axis_of(axis.q_size, within(args.key_lengths.at(b), 0, axis.k_size), args.align);
     for (int i = 0; i < program.atom_count; ++i)
       program.atoms[i].data += b * args.batch_stride[i] + h * args.head_stride[i];
-    if (chunk == 0) {
+    if (writes) {
       const auto list = [&](int side) {
         return DeviceRuns{args.starts[side], args.runs[side] + std::int64_t{group} * args.blocks[side] * args.most_runs,
                           nullptr};
@@ -428,9 +419,24 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
       args.programs[group] = program;
       args.groups[group] = {args.programs + group, list(0), list(1)};
     }
-    if (group == 0 && chunk == 0) args.starts[0][0] = args.starts[1][0] = 0;
+    if (group == 0 && writes) args.starts[0][0] = args.starts[1][0] = 0;
   }
   __syncthreads();
+}
+
+/// One warp for each block of queries, or of keys, of one mask. Of ragged masks only the last thread block, which has no
+/// others to do, makes the program: that takes longer than a block's runs.
+template <bool kRagged>
+__global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::int32_t chunks) {
+  __shared__ Program own_program;
+  const auto group = static_cast<std::int32_t>(blockIdx.x / chunks),
+             chunk = static_cast<std::int32_t>(blockIdx.x % chunks);
+  const bool writes = chunk == chunks - 1;
+  if (!kRagged || writes) make_program(args, group, writes, own_program);
+  const Program& program = kRagged ? args.program : own_program;
+  const auto documents = kRagged && args.ids.rows > 0
+                             ? documents_of_row(args, args.ids.rows > 1 ? group / args.head_groups : 0)
+                             : program.documents;
   const int lane = static_cast<int>(threadIdx.x % 32);
   auto block = chunk * warps + static_cast<std::int32_t>(threadIdx.x / 32);
   const int side = block < args.blocks[0] ? 0 : 1;
@@ -443,18 +449,16 @@ __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::i
   const Box own = own_grid.box(block);
   const bool own_whole = rules::whole(own, sizes[side]);
   Runs runs(args.runs[side] + (std::int64_t{group} * args.blocks[side] + block) * args.most_runs, args.most_runs);
-  const auto others = candidates(program, own, side, other_grid);
-  bool causal;
-  const bool plain = by_documents(args, program, causal);
+  const auto others = candidates(program, documents, own, side, other_grid);
   for (auto first = others.first; first < others.end; first += 32) {
     auto kind = TileClass::skip;
     if (first + lane < others.end) {
       const Box other = other_grid.box(first + lane);
       if (rules::inside(other.origin, sizes[1 - side])) {
-        if (plain) {
+        if constexpr (kRagged) {
           const auto &queries = side == 0 ? own : other, &keys = side == 0 ? other : own;
-          kind = class_of_documents(program.documents, {program.documents.q, queries, sizes[0][2]},
-                                    {program.documents.k, keys, sizes[1][2]}, causal);
+          kind = class_of_documents(documents, {documents.q, queries, sizes[0][2]}, {documents.k, keys, sizes[1][2]},
+                                    args.ragged.rule == RaggedMask::Rule::causal);
         } else {
           kind = side == 0 ? rules::tile_class(program, own, other) : rules::tile_class(program, other, own);
         }
@@ -498,11 +502,14 @@ void find_device_masks(const DeviceMaskArgs& args, cudaStream_t stream) {
         {rules::volume(args.program.q_size()), rules::volume(args.program.k_size()), args.cu_seqlens[0].size + 1});
     launch_plainly(documents_kernel, (most + threads - 1) / threads, threads, stream, args);
   }
-  if (args.numbered) check(cudaMemsetAsync(args.numbered, 0, 16, stream), "clearing counters");
-  const auto chunks = static_cast<std::int32_t>((std::int64_t{args.blocks[0]} + args.blocks[1] + warps - 1) / warps);
+  if (args.numbered && !args.program.has_documents)
+    check(cudaMemsetAsync(args.numbered, 0, 16, stream), "clearing counters");
+  const bool ragged = args.ragged.rule != RaggedMask::Rule::none;
+  const auto chunks =
+      static_cast<std::int32_t>((std::int64_t{args.blocks[0]} + args.blocks[1] + warps - 1) / warps) + ragged;
   const auto tasks = std::int64_t{args.batch_groups} * args.head_groups * chunks;
   if (tasks > 0x7fffffff) throw Error(Error::Kind::unsupported, "query: more than 2^31 blocks of masks on cuda");
-  launch_plainly(masks_kernel, tasks, threads, stream, args, chunks);
+  launch_plainly(ragged ? masks_kernel<true> : masks_kernel<false>, tasks, threads, stream, args, chunks);
 }
 
 }  // namespace anyflash::cuda

@@ -18,9 +18,9 @@ struct Integers {
   bool wide;
   std::int64_t size, stride;
 
+  ANYFLASH_HD const void* address(std::int64_t i) const { return data + i * stride * (wide ? 8 : 4); }
   ANYFLASH_HD std::int64_t at(std::int64_t i) const {
-    return wide ? reinterpret_cast<const std::int64_t*>(data)[i * stride]
-                : reinterpret_cast<const std::int32_t*>(data)[i * stride];
+    return wide ? *static_cast<const std::int64_t*>(address(i)) : *static_cast<const std::int32_t*>(address(i));
   }
 };
 
@@ -52,11 +52,20 @@ struct DeviceIds {
   rules::DocumentRange* trees[2];  // (rows, 2 * entries)
 };
 
+/// A mask that says only that documents are the same, and perhaps which place comes first.
+struct RaggedMask {
+  enum class Rule { none, full, causal };
+  Rule rule;                  ///< none: the mask says something else
+  rules::DocumentSide q, k;   ///< for mask words; segment_of null: the program is asked for them
+  const std::int32_t* apart;  ///< null, or not 0: documents of several segments, whose words the program has
+};
+
 struct DeviceMaskArgs {
   rules::Program program;                                                      // of batch entry 0, head 0, and all keys
   std::int64_t batch_stride[rules::max_atoms], head_stride[rules::max_atoms];  // of the atoms' data, in bytes
   Integers key_lengths, cu_seqlens[2];
-  bool same_documents;   // of both sides: the same ids or lengths
+  bool same_documents;  // of both sides: the same ids or lengths
+  RaggedMask ragged;
   rules::Grid grids[2];  // of queries, of keys
   Align align;
   bool backward;

@@ -289,7 +289,7 @@ WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of
           plan.key_grid, static_cast<std::int32_t>(own.count()),
           of_queries,    reinterpret_cast<std::uint64_t*>(words),
           nullptr,       0,
-          nullptr};
+          nullptr,       {}};
 }
 
 /// For a plan that may share tables and whose masks are not found on the GPU.
@@ -376,7 +376,7 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
     check_tables(device_mask_args(problem, plan, nullptr, bytes), problem.device);
     const auto args = device_mask_args(problem, plan, memory.take(bytes), bytes);
     find_device_masks(args, stream);
-    groups_ = args.groups, numbered_ = args.numbered;
+    groups_ = args.groups, numbered_ = args.numbered, ragged_ = args.ragged;
     return;
   }
   if (plan.kept) {
@@ -409,7 +409,7 @@ const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32
   auto args = word_args(plan_, groups_, of_queries, memory);
   if (plan_.masks_on_device) {
     args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = device_mask_tiles(problem_, plan_);
-    args.too_many = too_many;
+    args.too_many = too_many, args.ragged = ragged_;
   }
   ask_all_words(args, plan_.batch_groups * plan_.head_groups, stream_);
   return reinterpret_cast<const std::uint64_t*>(memory);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cuda/common/device_masks.h"
 #include "cuda/common/memory.h"
 #include "cuda/portable/args.h"
 #include "plan/plan.h"
@@ -35,6 +36,7 @@ class DevicePlan {
   std::shared_ptr<void> kept_;
   const DeviceGroup* groups_ = nullptr;
   const unsigned long long* numbered_ = nullptr;  // DeviceMaskArgs::numbered
+  RaggedMask ragged_{};
 };
 
 /// Could entries of a larger batch have masks of their own?

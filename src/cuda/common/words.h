@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/portable/args.h"
+#include "cuda/common/device_masks.h"
 
 namespace anyflash::cuda {
 
@@ -20,6 +20,7 @@ struct WordArgs {
   const unsigned long long* numbered;
   std::int64_t most_tiles;
   std::int32_t* too_many;
+  RaggedMask ragged;
 };
 
 /// Queues the kernel on the stream. groups: masks of the plan.
