@@ -115,9 +115,18 @@ class BulkDecodeLoader {
       at_.advance();
     };
     const DecodeTask task(args_, static_cast<std::int32_t>(blockIdx.x), Sizes::kRows, kDepth);
-    // What is not in memory is computed before the previous kernel is done.
-    const bool in_memory = args_.lengths.data || args_.length_in_mask || jumps_;
+    // What is not in memory is computed before the previous kernel is done, and lengths and pages come to the L2.
+    const bool in_memory = args_.lengths.data || args_.length_in_mask || args_.call.paged || jumps_;
+    const std::int32_t first_key = (args_.first_block + task.part * args_.part_blocks) * 64;
+    if (args_.lengths.data) prefetch(args_.lengths.address(task.b));
+    if (args_.call.paged && !jumps_) {
+      const auto at = first_key + lane * args_.box_rows;
+      if (at < args_.keys) prefetch(args_.call.pages.address(task.b, at / args_.call.pages.page_size));
+    }
     if (in_memory) wait_for_kernel_before();
+    // Of pages behind the last key too: how many lengths[] says is read at the same time.
+    const auto most = args_.length_in_mask ? decode_keys(args_, task.b) : args_.keys;
+    if (args_.call.paged && !jumps_) now_ = page_of(task, {first_key, most}, lane);
     int n = 0;  // of the tile's first box in the task
     if constexpr (Sizes::kMasks) {
       const auto size = decode_keys(args_, task.b);
@@ -178,7 +187,8 @@ class BulkDecodeLoader {
   __device__ __forceinline__ void look_up_pages(const DecodeTask& task, const DecodeSpan& span, int n) {
     if (!args_.call.paged || n % 32 != 0) return;
     const int lane = static_cast<int>(lane_number());
-    now_ = n == 0 ? page_of(task, span, lane) : next_;
+    if (n > 0) now_ = next_;
+    else if (jumps_) now_ = page_of(task, span, lane);
     if (!jumps_) next_ = page_of(task, span, n + 32 + lane);
   }
   __device__ __forceinline__ Place page_of(const DecodeTask& task, const DecodeSpan& span, int n) const {

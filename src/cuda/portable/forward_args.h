@@ -14,7 +14,8 @@ struct PageTable {
   std::int32_t page_size, pages;
 
   /// Page `n` of batch entry b. Page numbers are not checked; one that does not exist counts as the first page.
-  ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const { return within(table[b * batch + n * page]); }
+  ANYFLASH_HD const std::int32_t* address(std::int32_t b, std::int32_t n) const { return table + b * batch + n * page; }
+  ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const { return within(*address(b, n)); }
   ANYFLASH_HD std::int64_t within(std::int32_t found) const { return found >= 0 && found < pages ? found : 0; }
 };
 

@@ -94,6 +94,8 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state)), "l"(policy)
       : "memory");
 }
+/// Prefetches a cache line to L2.
+__device__ __forceinline__ void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
 /// Prefetches a box to L2.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(c), "r"(x),
