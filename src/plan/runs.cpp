@@ -352,4 +352,21 @@ RunList transpose(const RunList& forward, std::int64_t key_blocks) {
   return result;
 }
 
+std::int64_t visited_by_any(const RunList& list, std::int64_t first, std::int64_t count) {
+  const Run *next[3] = {}, *end[3] = {};
+  for (std::int64_t n = 0; n < count && first + n + 1 < static_cast<std::int64_t>(list.start.size()); ++n)
+    next[n] = list.runs.data() + list.start[first + n], end[n] = list.runs.data() + list.start[first + n + 1];
+  std::int64_t visited = 0, counted = 0;  // counted: all key blocks before it
+  for (;;) {
+    int least = -1;
+    for (int n = 0; n < 3; ++n)
+      if (next[n] != end[n] && (least < 0 || next[n]->first < next[least]->first)) least = n;
+    if (least < 0) return visited;
+    const std::int64_t from = std::max<std::int64_t>(next[least]->first, counted);
+    const std::int64_t to = next[least]->first + next[least]->count;
+    if (to > from) visited += to - from, counted = to;
+    ++next[least];
+  }
+}
+
 }  // namespace anyflash::planning

@@ -75,4 +75,7 @@ class RunFinder {
 /// The runs of query blocks for each key block, from those of key blocks for each query block, in time linear in both.
 RunList transpose(const RunList& forward, std::int64_t key_blocks);
 
+/// How many key blocks any of up to three query blocks visits.
+std::int64_t visited_by_any(const RunList& list, std::int64_t first, std::int64_t count);
+
 }  // namespace anyflash::planning

@@ -8,45 +8,25 @@
 #include "cuda/hopper/attention_args.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/report.h"
+#include "cuda/portable/decode.h"
 #include "cuda/portable/launch.h"
+#include "plan/runs.h"
 
 namespace anyflash::cuda {
 namespace {
 
 constexpr std::int64_t section_bytes = std::int64_t{32} << 20;  ///< of K and V that thread blocks share in the L2
 
-/// All but how the tensors lie. docs/design.md has the conditions.
-bool serves(const Problem& problem, const ExecutionPlan& plan) {
-  if (!has_groups(problem.device) || element_size(problem.type) != 2) return false;
-  if (problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0) return false;
-  if (problem.pages.page_size > 0 || !alibi_is_linear(problem, plan)) return false;
-  // Whether words have room decides between kernels that round differently: never by what else is in the batch.
-  if (plan.masks_on_device &&
-      (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && may_differ_in_batch(problem))))
-    return false;
-  return words_fit(problem, plan, true, 8 * problem.heads_q * problem.queries() * problem.d_v, problem.deterministic);
-}
-
 bool is_plain(const Problem& problem, const ExecutionPlan& plan) {
   return plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 
-/// How many key blocks any of up to three query blocks visits.
-std::int64_t visited(const RunList& list, std::int64_t first, std::int64_t count) {
-  const Run *next[3] = {}, *end[3] = {};
-  for (std::int64_t n = 0; n < count && first + n + 1 < static_cast<std::int64_t>(list.start.size()); ++n)
-    next[n] = list.runs.data() + list.start[first + n], end[n] = list.runs.data() + list.start[first + n + 1];
-  std::int64_t visited = 0, counted = 0;  // counted: all key blocks before it
-  for (;;) {
-    int least = -1;
-    for (int n = 0; n < 3; ++n)
-      if (next[n] != end[n] && (least < 0 || next[n]->first < next[least]->first)) least = n;
-    if (least < 0) return visited;
-    const std::int64_t from = std::max<std::int64_t>(next[least]->first, counted);
-    const std::int64_t to = next[least]->first + next[least]->count;
-    if (to > from) visited += to - from, counted = to;
-    ++next[least];
-  }
+/// Of how many tasks a key head's query heads are, if a task's warpgroups have a head each: sequences are one query
+/// block. 0: warpgroups have query blocks of one head.
+std::int64_t packs_of(const Problem& problem, const ExecutionPlan& plan, std::int64_t warpgroups) {
+  const auto group = problem.heads_q / std::max(problem.heads_kv, std::int64_t{1});
+  const bool packed = warpgroups > 1 && group > 1 && plan.query_grid.count() == 1 && plan.head_groups == 1;
+  return packed ? (group + warpgroups - 1) / warpgroups : 0;
 }
 
 /// Are tasks of one query block faster? By some query blocks of the first mask. Where masks may differ in the batch, by
@@ -67,13 +47,43 @@ bool is_sparse(const Problem& problem, const ExecutionPlan& plan) {
   // (docs/notes/hopper-forward.md).
   const std::int64_t together = depth == 64 ? 3 : 2, samples = 8;  // query blocks of a task; tasks that are looked at
   const auto tasks = (blocks + together - 1) / together, asked = std::min(tasks, samples);
+  const auto packs = packs_of(problem, plan, together), heads = packs > 0 ? problem.heads_q / problem.heads_kv : 1;
   double dense = 0, sparse = 0;
   for (std::int64_t sample = 0; sample < asked; ++sample) {
     const auto first = (2 * sample + 1) * tasks / (2 * asked) * together;
-    dense += static_cast<double>(together * ((visited(list, first, together) + 1) / 2));
-    for (int n = 0; n < together; ++n) sparse += 0.62 * static_cast<double>(visited(list, first + n, 1));
+    dense += static_cast<double>(std::max<std::int64_t>(packs, 1) * together *
+                                 ((planning::visited_by_any(list, first, together) + 1) / 2));
+    for (int n = 0; n < together; ++n)
+      sparse += 0.62 * static_cast<double>(heads * planning::visited_by_any(list, first + n, 1));
   }
   return sparse < dense;
+}
+
+/// How a call is computed.
+struct Choice {
+  AttentionKernel kernel;
+  KeyParts parts;
+  std::int64_t packs, tiles, heads, tasks;  ///< tiles of a head; heads of all batch entries, or packs
+};
+Choice choose(const Problem& problem, const ExecutionPlan& plan, bool general) {
+  const auto kernel = [&](AttentionKind kind) {
+    return (problem.type == ElementType::float16
+                ? attention_kernel<ElementType::float16>
+                : attention_kernel<ElementType::bfloat16>)(padded_depth(problem), kind);
+  };
+  Choice choice{};
+  const auto kind = general                    ? AttentionKind::general
+                    : is_sparse(problem, plan) ? AttentionKind::sparse
+                                               : AttentionKind::plain;
+  choice.kernel = kernel(kind);
+  choice.packs = kind == AttentionKind::plain ? packs_of(problem, plan, choice.kernel.blocks) : 0;
+  choice.tiles = (plan.query_grid.count() + choice.kernel.blocks - 1) / choice.kernel.blocks;
+  choice.heads = problem.batch * (choice.packs > 0 ? problem.heads_kv * choice.packs : problem.heads_q);
+  choice.tasks = choice.heads * choice.tiles;
+  if (kind == AttentionKind::plain) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks);
+  if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(AttentionKind::few);
+  choice.tasks *= choice.parts.count;
+  return choice;
 }
 
 /// Of what is noted of each query block of each head.
@@ -100,12 +110,13 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const ForwardArg
          map(args.v_block, call.v, problem.d_v, plan.key_grid, problem.heads_kv);
 }
 
-/// How many heads run at a time so that their K and V fit the L2; where tasks are short, that all thread blocks are at
-/// work once, so that memory is read all the time. All sections have about as many heads, so that the last one has tasks
-/// enough for all thread blocks.
-std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int64_t tiles, std::int64_t thread_blocks) {
+/// How many of `heads`, of which `group` share a key head, run at a time so that their K and V fit the L2; where tasks
+/// are short, that all thread blocks are at work once, so that memory is read all the time. All sections have about as
+/// many, so that the last one has tasks enough for all thread blocks.
+std::int32_t section_heads(const Problem& problem, std::int64_t heads, std::int64_t group, std::int64_t tiles,
+                           std::int64_t thread_blocks) {
   constexpr std::int64_t few_tiles = 8;
-  const auto heads = problem.batch * problem.heads_q, bytes = 2 * problem.keys() * (problem.d_qk + problem.d_v);
+  const auto bytes = 2 * problem.keys() * (problem.d_qk + problem.d_v);
   const std::int64_t wave = std::max<std::int64_t>(thread_blocks / std::max<std::int64_t>(tiles, 1), 1);
   const auto near = std::min({std::max(section_bytes / std::max(bytes, std::int64_t{1}), std::int64_t{1}) * group,
                               heads, tiles <= few_tiles ? wave : heads});
@@ -113,7 +124,7 @@ std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int6
   return static_cast<std::int32_t>((each + group - 1) / group * group);
 }
 
-void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, int blocks,
+void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, const Choice& choice,
               std::int32_t thread_blocks, AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
   args.maxima = (call.row_sum.data || call.row_max.data) && !problem.near_maxima;
@@ -123,9 +134,13 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
   args.query_cut = cut_of(plan.query_grid, call.query_rows), args.key_cut = cut_of(plan.key_grid, call.key_rows);
   args.groups = call.groups, args.batch_groups = call.batch_groups, args.head_groups = call.head_groups;
   args.masks_on_device = plan.masks_on_device;
-  args.tiles = (call.query_blocks + blocks - 1) / blocks;
-  args.tasks = static_cast<std::int32_t>(problem.batch * problem.heads_q * args.tiles);
-  args.section_heads = section_heads(problem, call.group_heads, args.tiles, thread_blocks);
+  args.tiles = static_cast<std::int32_t>(choice.tiles), args.tasks = static_cast<std::int32_t>(choice.tasks);
+  args.packs = static_cast<std::int32_t>(choice.packs);
+  args.section_heads =
+      section_heads(problem, choice.heads, choice.packs > 0 ? choice.packs : args.group, args.tiles, thread_blocks);
+  args.parts = static_cast<std::int32_t>(choice.parts.count);
+  args.part_blocks = static_cast<std::int32_t>(choice.parts.blocks);
+  args.first_block = static_cast<std::int32_t>(choice.parts.first);
   args.early = padded_depth(problem) == 128 && !plan.groups[0].program.has_documents && args.tasks >= 8 * thread_blocks;
   args.scale = static_cast<float>(problem.scale), args.scale_log2 = call.unit32;
   args.cap = static_cast<float>(problem.softcap), args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
@@ -133,28 +148,42 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
 
 }  // namespace
 
+bool attention_serves(const Problem& problem, const ExecutionPlan& plan) {
+  if (!has_groups(problem.device) || element_size(problem.type) != 2) return false;
+  if (problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0) return false;
+  if (problem.pages.page_size > 0 || !alibi_is_linear(problem, plan)) return false;
+  // Whether words have room decides between kernels that round differently: never by what else is in the batch.
+  if (plan.masks_on_device &&
+      (device_mask_tiles(problem, plan) == 0 || (problem.deterministic && may_differ_in_batch(problem))))
+    return false;
+  return words_fit(problem, plan, true, 8 * problem.heads_q * problem.queries() * problem.d_v, problem.deterministic);
+}
+
 std::int64_t attention_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  if (!serves(problem, plan)) return 0;
-  return report_bytes + noted_bytes(problem, plan) + word_workspace(problem, plan, true);
+  if (!attention_serves(problem, plan)) return 0;
+  return report_bytes + noted_bytes(problem, plan) +
+         part_bytes(problem, choose(problem, plan, is_general(problem)).parts) + word_workspace(problem, plan, true);
 }
 
 Again attention(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
                 DevicePlan& masks, char* workspace, cudaStream_t stream) {
-  if (!serves(problem, plan)) return {};
-  const auto of_type = problem.type == ElementType::float16 ? attention_kernel<ElementType::float16>
-                                                            : attention_kernel<ElementType::bfloat16>;
-  const auto kernel = of_type(padded_depth(problem), general, is_sparse(problem, plan));
+  if (!attention_serves(problem, plan)) return {};
+  const auto choice = choose(problem, plan, general);
+  const auto& kernel = choice.kernel;
   const auto thread_blocks = facts_of(problem.device).multiprocessors * kernel.on_multiprocessor;
   AttentionArgs args{};
   if (!map_all(problem, plan, call, kernel, args)) return {};
-  describe(problem, plan, call, kernel.blocks, thread_blocks, args);
+  describe(problem, plan, call, choice, thread_blocks, args);
   const auto cleared = report_bytes + noted_bytes(problem, plan);
   check(cudaMemsetAsync(workspace, 0, cleared, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.again = args.next_task + 1;
   args.again_blocks = reinterpret_cast<std::uint8_t*>(workspace + report_bytes);
-  args.words = masks.words(true, workspace + cleared, args.again);
+  args.results = reinterpret_cast<float*>(workspace + cleared);
+  args.statistics = args.results + part_rows(problem, choice.parts) * problem.d_v;
+  args.words = masks.words(true, workspace + cleared + part_bytes(problem, choice.parts), args.again);
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, thread_blocks), kernel.threads, kernel.bytes, &args, stream);
+  if (args.parts > 1) join_parts(problem, call, args.parts, args.results, args.statistics, stream);
   return {args.again, args.again_blocks};
 }
 

@@ -7,6 +7,7 @@
 // while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
 // was, with one stage of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
 // the tile's query blocks visits. For few visits a task is one query block, and a multiprocessor has some thread blocks.
+// Where a sequence is one query block, the warpgroups have a head each that share a key head (PackGQA).
 // A query block with a result that is not finite is noted, and the portable kernel makes it again (the non-finite
 // fallback). So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
@@ -26,6 +27,7 @@ class Attention {
  public:
   using E = typename Traits::E;
   using Shared = AttentionShared<Traits>;
+  using Task = AttentionTask<Traits::kFew>;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
   static constexpr int kWarpgroups = Traits::kWarpgroups, kStages = Traits::kStages, kThreads = Traits::kThreads;
   using State = PipelineState<kStages>;
@@ -70,14 +72,14 @@ class Attention {
     LazySoftmax softmax;
     float factor[2];
 
-    AttentionTask task;
+    Task task;
     StepInfo step;
     bool more = false;  // is the first P of `task` there?
     Issue::init(warpgroup);
     for (;;) {
       if (!more) {
         task = wait_task(q_at, warpgroup);
-        if (task.first_query < 0) break;
+        if (!task.exists()) break;
         shared_.keys.wait_full(k_at);
         step = shared_.step[k_at.stage];
         wgmma_fence();
@@ -104,7 +106,7 @@ class Attention {
         p.pack(s);
       }
       const auto next = next_task(q_at, warpgroup);
-      more = next.first_query >= 0 && next.steps > 0;
+      more = next.exists() && next.has_steps();
       if (more) shared_.keys.wait_full(k_at);
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
       const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;        // where the Q of `task` was
@@ -142,31 +144,35 @@ class Attention {
     constexpr unsigned kBits = 2 * Traits::kCells;
     return static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
   }
-  __device__ __forceinline__ AttentionTask next_task(QueryState q_at, unsigned warpgroup) {
+  __device__ __forceinline__ Task next_task(QueryState q_at, unsigned warpgroup) {
     shared_.queries[warpgroup].wait_full(q_at);
     return shared_.task[q_at.stage][warpgroup];
   }
   /// The next task with a key to see. Those without are done here. q_at: where its Q is.
-  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at, unsigned warpgroup) {
+  __device__ __forceinline__ Task wait_task(QueryState& q_at, unsigned warpgroup) {
     for (;;) {
       const auto task = next_task(q_at, warpgroup);
-      if (task.first_query < 0 || task.steps > 0) return task;
+      if (!task.exists() || task.has_steps()) return task;
       shared_.queries[warpgroup].release(q_at);
       q_at.advance();
       store_empty(task);
     }
   }
-  __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
-    for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
-      const auto row = place_of_row(task, i / (8 * kD), i / (kD / 8) % 64);
+  __device__ __forceinline__ void store_empty(const Task& task) const {
+    for (std::int32_t i = threadIdx.x % 128; i < 64 * (kD / 8); i += 128) {
+      const auto row = place_of_row(task, threadIdx.x / 128, i / (kD / 8));
       if (row.index < 0) continue;
+      if (is_part()) {
+        if (i % (kD / 8) == 0) store_part_statistics(task, row.index, {}, false);
+        continue;
+      }
       const auto channel = i % (kD / 8) * 8;
       if (channel < args_.d_v) *reinterpret_cast<uint4*>(out_of(task) + row.offset + channel) = make_uint4(0, 0, 0, 0);
       if (channel == 0) store_statistics(task, row.index, {}, LazySoftmax::kMinusInfinity);
     }
   }
   /// S is there: what is done to it, and the mask, whose words lie where K does.
-  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, [[maybe_unused]] const AttentionTask& task,
+  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, [[maybe_unused]] const Task& task,
                                                 const StepInfo& step, unsigned warpgroup, QueryState& q_at,
                                                 State& k_at) {
     s.fence_operand();
@@ -219,8 +225,7 @@ class Attention {
   struct RowPlace {
     std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
   };
-  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t block,
-                                                   std::int32_t row) const {
+  __device__ __forceinline__ RowPlace place_of_row(const Task& task, std::int32_t block, std::int32_t row) const {
     const auto i = task.first_query + 64 * block + row;
     const auto& strides = args_.out.sequence;
     if (args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
@@ -229,18 +234,29 @@ class Attention {
     return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
             rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
   }
-  __device__ __forceinline__ E* out_of(const AttentionTask& task) const {
+  __device__ __forceinline__ E* out_of(const Task& task) const {
     return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
   }
-  __device__ __forceinline__ void store_statistics(const AttentionTask& task, std::int64_t row,
-                                                   const RowStatistics& statistics, float lse) const {
+  __device__ __forceinline__ void store_statistics(const Task& task, std::int64_t row, const RowStatistics& statistics,
+                                                   float lse) const {
     const auto store = [&](const Numbers& to, float x) {
       if (to.data) reinterpret_cast<float*>(to.data)[task.b * to.batch + task.h * to.head + row * to.query] = x;
     };
     store(args_.row_max, statistics.m), store(args_.row_sum, statistics.l), store(args_.lse, lse);
   }
+  __device__ __forceinline__ bool is_part() const { return Traits::kFew && args_.parts > 1; }
+  /// Of a part: the largest score, not yet scaled, the sum, whether the row sees a key.
+  __device__ __forceinline__ void store_part_statistics(const Task& task, std::int64_t row,
+                                                        const RowStatistics& statistics, bool seen) const {
+    float* const to = args_.statistics + 3 * place_in_part(task, row);
+    to[0] = statistics.m, to[1] = statistics.l, to[2] = seen ? 1.0f : 0.0f;
+  }
+  __device__ __forceinline__ std::int64_t place_in_part(const Task& task, std::int64_t row) const {
+    const auto key_head = std::int64_t{task.b} * (args_.heads / args_.group) + task.h / args_.group;
+    return ((key_head * args_.parts + task.part()) * args_.group + task.h % args_.group) * args_.queries + row;
+  }
   /// Does the mask let a row see any key? Only asked where no score is above -inf.
-  __device__ __forceinline__ bool sees_a_key(const AttentionTask& task, std::int32_t row) const {
+  __device__ __forceinline__ bool sees_a_key(const Task& task, std::int32_t row) const {
     const auto& list = group_of(args_, task.b, task.h).keys_of_query_block;
     const auto block = task.first_query / 64 + row / 64;
     if (block >= args_.query_cut.blocks) return false;
@@ -255,7 +271,7 @@ class Attention {
     return false;
   }
 
-  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, const LazySoftmax& softmax, const AttentionTask task,
+  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, const LazySoftmax& softmax, const Task task,
                                         int q_stage) {
     const std::int32_t row = lane_row() + 8 * (lane_number() % 2);  // a lane finishes one, and multiplies two
     auto finished = softmax.finished(args_.maxima);
@@ -266,9 +282,15 @@ class Attention {
     const bool empty = finished.shift == LazySoftmax::kMinusInfinity;  // no score above -inf
     float zero[4] = {};  // NaN where a result is not finite; four short chains
     if (!empty && !(fabsf(finished.shift) < FinishedRow::kLargestShift)) zero[0] = NAN;
-    if (args_.sink.data && (!empty || sees_a_key(task, row))) {
+    bool seen = !empty;
+    if (args_.sink.data && (seen || sees_a_key(task, row))) {
+      seen = true;
       const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
-      finished.add_sink(sink), statistics.add_sink(sink);
+      if (!is_part()) finished.add_sink(sink), statistics.add_sink(sink);
+    }
+    if (is_part()) {
+      if (!args_.maxima) finished.largest = fminf(__fdiv_rn(finished.shift, args_.scale_log2), FLT_MAX);
+      statistics = finished.statistics(args_.scale_log2, 1.0f);
     }
     const float own = finished.sum == 0 ? 0.0f : __fdividef(finished.factor, finished.sum);
     const float factor[2] = {__shfl_sync(0xffffffffu, own, lane_number() & ~1u),
@@ -279,14 +301,17 @@ class Attention {
 #pragma unroll
       for (int e = 0; e < 4; ++e) zero[e] = fmaf(0, o.x[j][e], zero[e]);
     if (zero[0] + zero[1] + zero[2] + zero[3] != 0) leave_block(task);
-    if constexpr (Traits::kBoxed) store_tile(o, q_stage);
+    if (is_part()) store_part(o, task);
+    else if constexpr (Traits::kBoxed) store_tile(o, q_stage);
     else store_rows(o, task);
     // Last: the fence in store_tile() waits for all that this thread has stored.
     const auto place = place_of_row(task, row / 64, row % 64);
-    if (lane_number() % 4 < 2 && place.index >= 0) store_statistics(task, place.index, statistics, finished.lse());
+    if (lane_number() % 4 >= 2 || place.index < 0) return;
+    if (is_part()) store_part_statistics(task, place.index, statistics, seen);
+    else store_statistics(task, place.index, statistics, finished.lse());
   }
   /// Leaves this warpgroup's query block to the portable kernel.
-  __device__ __forceinline__ void leave_block(const AttentionTask& task) const {
+  __device__ __forceinline__ void leave_block(const Task& task) const {
     *args_.again = kBlocksAgain;
     const auto block = (task.first_query + lane_row()) / 64;
     if (args_.again_blocks && block < args_.query_cut.blocks)
@@ -310,8 +335,19 @@ class Attention {
     fence_proxy_async();
     release(shared_.queries[warpgroup].empty[q_stage]);
   }
+  __device__ __forceinline__ void store_part(const AccumulatorTile<kD>& o, const Task& task) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto row = task.first_query + lane_row() + 8 * r;
+      if (row >= args_.queries) continue;
+      float* const to = args_.results + place_in_part(task, row) * args_.d_v + lane_number() % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kD / 8; ++j)
+        if (8 * j < args_.d_v) *reinterpret_cast<float2*>(to + 8 * j) = make_float2(o.x[j][2 * r], o.x[j][2 * r + 1]);
+    }
+  }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
-  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const AttentionTask& task) const {
+  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const Task& task) const {
     const auto block = lane_row() / 64, row = lane_row() % 64;
     const RowPlace rows[2] = {place_of_row(task, block, row), place_of_row(task, block, row + 8)};
     const unsigned t = lane_number() % 4;

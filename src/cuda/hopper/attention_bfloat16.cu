@@ -1,5 +1,5 @@
 #include "cuda/hopper/attention_kernels.cuh"
 
 namespace anyflash::cuda {
-template AttentionKernel attention_kernel<ElementType::bfloat16>(int, bool, bool);
+template AttentionKernel attention_kernel<ElementType::bfloat16>(int, AttentionKind);
 }

@@ -11,9 +11,21 @@
 
 namespace anyflash::cuda {
 
-/// A query tile of head h, which has a key step to see or not. first_query -1: there are no more.
+/// A query tile of head h. b and first_query -1: there are no more. steps: 1 if it has a key step to see; kFew: plus twice
+/// the part.
+template <bool kFew>
 struct alignas(16) AttentionTask {
   std::int32_t b, h, first_query, steps;
+  __device__ __forceinline__ bool exists() const { return (kFew ? b : first_query) >= 0; }
+  __device__ __forceinline__ bool has_steps() const { return kFew ? steps & 1 : steps > 0; }
+  __device__ __forceinline__ std::int32_t part() const { return steps >> 1; }
+  /// What warpgroup w has of it. Of packed heads (PackGQA) it has a head; its first query is such that rows count from
+  /// the tile's first, as they do in a tile of one head. Without a head it has a block beyond the sequence.
+  __device__ __forceinline__ AttentionTask of_warpgroup(const AttentionArgs& args, std::int32_t w) const {
+    if (!kFew || args.packs == 0) return *this;
+    const bool has_head = h % args.group + w < args.group;
+    return {b, has_head ? h + w : h, 64 * ((has_head ? 0 : args.query_cut.blocks) - w), steps};
+  }
 };
 /// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
 struct alignas(16) StepInfo {
@@ -37,8 +49,8 @@ struct AttentionShared {
                                                        [Traits::kBiasBytes > 0 ? 4096 * Traits::kBiasBytes : 16];
   StepInfo step[Traits::kStages];
   std::int32_t key_block[Traits::kStages];  ///< kGeneral: of a step
-  AttentionTask task[Traits::kQueryStages][Traits::kWarpgroups];
-  AttentionTask next_task[1];  ///< for the warp that loads K
+  AttentionTask<Traits::kFew> task[Traits::kQueryStages][Traits::kWarpgroups];
+  AttentionTask<Traits::kFew> next_task[1];  ///< for the warp that loads K
   Pipeline<1> tasks;
   Pipeline<Traits::kQueryStages> queries[Traits::kWarpgroups];  ///< kBoxed: Q is released when O is in its place
   Pipeline<Traits::kStages> keys, values;
@@ -51,15 +63,18 @@ class PlannedSteps {
  public:
   static constexpr int kCells = Traits::kCells;
   static constexpr bool kWhole = Traits::kWarpgroups > 1;
-  using Runs = MergedRuns<Traits::kWarpgroups, 1>;
+  using Task = AttentionTask<Traits::kFew>;
+  using Runs = MergedRuns<Traits::kWarpgroups, 1, Traits::kFew>;
 
   __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(args) {}
-  __device__ __forceinline__ void open(const AttentionTask& task) {
-    if (task.first_query < 0) return;
+  __device__ __forceinline__ void open(const Task& task) {
+    if (!task.exists()) return;
     list_ = &group_of(args_, task.b, task.h).keys_of_query_block;
-    const auto first = task.first_query / 64, blocks = args_.query_cut.blocks;
-    runs_.open(*list_, first, blocks);
-    exists_ = lane_number() < Traits::kWarpgroups && first + static_cast<std::int32_t>(lane_number()) < blocks;
+    const auto lane = static_cast<std::int32_t>(lane_number()), blocks = args_.query_cut.blocks;
+    const auto first = task.of_warpgroup(args_, lane).first_query / 64;
+    const auto part = args_.first_block + task.part() * args_.part_blocks;
+    runs_.open(*list_, first, blocks, {part, part + args_.part_blocks});
+    exists_ = lane < Traits::kWarpgroups && first + lane < blocks;
     whole_ = kWhole ? runs_.template whole<kCells>(exists_) : 0;
   }
   __device__ __forceinline__ bool more() const { return runs_.more(); }
@@ -109,6 +124,7 @@ template <class Traits>
 class AttentionProducer {
  public:
   using Shared = AttentionShared<Traits>;
+  using Task = AttentionTask<Traits::kFew>;
   using KeyTile = typename Shared::KeyTile;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
   static constexpr int kWarpgroups = Traits::kWarpgroups, kCells = Traits::kCells;
@@ -129,7 +145,7 @@ class AttentionProducer {
     for (;;) {
       shared_.tasks.wait_full(t_at_);
       const auto task = shared_.next_task[0];
-      if (task.first_query < 0) return;
+      if (!task.exists()) return;
       steps_.open(task);
       if (args_.early || !steps_.more()) shared_.tasks.release(t_at_);
       while (steps_.more()) {
@@ -146,8 +162,8 @@ class AttentionProducer {
       const auto task = shared_.task[q_at_.stage][0];
       shared_.queries[0].release(q_at_);
       q_at_.advance();
-      if (task.first_query < 0) return;
-      if (task.steps == 0) continue;
+      if (!task.exists()) return;
+      if (!task.has_steps()) continue;
       steps_.open(task);
       while (steps_.more()) load_values(task, steps_.next());
     }
@@ -160,13 +176,13 @@ class AttentionProducer {
       auto task = task_of(n == 0 ? static_cast<std::int32_t>(blockIdx.x) : claimed());
       if (leads()) shared_.next_task[0] = task, shared_.tasks.full[0].arrive();
       t_at_.advance();
-      if (task.first_query >= 0) steps_.open(task), task.steps = steps_.more();
+      if (task.exists()) steps_.open(task), task.steps += steps_.more();
       for (int w = 0; w < kWarpgroups; ++w) {
         wait_queries(w, n >= Traits::kQueryStages);
         load_queries(task, w);
       }
       q_at_.advance();
-      if (task.first_query >= 0) continue;
+      if (task.exists()) continue;
       for (int w = 0; w < kWarpgroups && Traits::kBoxed && n > 0; ++w) wait_queries(w, true);
       return;
     }
@@ -183,21 +199,26 @@ class AttentionProducer {
 
   /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
   /// turns.
-  __device__ __forceinline__ AttentionTask task_of(std::int32_t index) const {
-    if (index >= tasks_) return {0, 0, -1, 0};
+  __device__ __forceinline__ Task task_of(std::int32_t index) const {
+    if (index >= tasks_) return {-1, 0, -1, 0};
+    const auto parts = Traits::kFew ? args_.parts : 1, steps = index % parts * 2;
+    index /= parts;
     const auto all = args_.section_heads * args_.tiles, section = index / all, rest = index % all;
-    const auto heads = min(args_.section_heads, args_.tasks / args_.tiles - section * args_.section_heads);
-    const auto head = section * args_.section_heads + rest % heads;
-    return {head / args_.heads, head % args_.heads, (args_.tiles - 1 - rest / heads) * kM, 0};
+    const auto heads = min(args_.section_heads, args_.tasks / (args_.tiles * parts) - section * args_.section_heads);
+    const auto head = section * args_.section_heads + rest % heads, first_query = (args_.tiles - 1 - rest / heads) * kM;
+    if (!Traits::kFew || args_.packs == 0) return {head / args_.heads, head % args_.heads, first_query, steps};
+    const auto key_head = head / args_.packs, key_heads = args_.heads / args_.group;
+    return {key_head / key_heads, key_head % key_heads * args_.group + head % args_.packs * kWarpgroups, 0, steps};
   }
   /// Of a warpgroup.
-  __device__ __forceinline__ void load_queries(const AttentionTask& task, int w) {
+  __device__ __forceinline__ void load_queries(const Task& task, int w) {
     auto& full = shared_.queries[w].full[q_at_.stage];
     if (!leads()) return;
-    shared_.task[q_at_.stage][w] = task;
-    if (task.steps == 0) return full.arrive();
+    const auto own = task.of_warpgroup(args_, w);
+    shared_.task[q_at_.stage][w] = own;
+    if (!task.has_steps()) return full.arrive();
     full.arrive_and_expect(64 * kD * 2);
-    load_query_block(shared_.q[q_at_.stage][w], task, task.first_query + 64 * w, full);
+    load_query_block(shared_.q[q_at_.stage][w], own, own.first_query + 64 * w, full);
   }
   /// Waits until a warpgroup's Q may be loaded. kBoxed: stores O of the task whose Q was there.
   __device__ __forceinline__ void wait_queries(int w, bool stores) {
@@ -205,7 +226,7 @@ class AttentionProducer {
     if (!Traits::kBoxed || !stores) return;
     const auto task = shared_.task[q_at_.stage][w];
     const auto block = task.first_query / 64 + w;
-    if (task.steps > 0 && leads() && block < args_.query_cut.blocks) {
+    if (task.has_steps() && leads() && block < args_.query_cut.blocks) {
       const auto at = place_of(args_.out_map, origin_of(args_.query_cut, block), task.h, task.b);
       const auto* const from = shared_.q[q_at_.stage][w].data;
 #pragma unroll
@@ -216,13 +237,13 @@ class AttentionProducer {
     __syncwarp();
   }
   /// Is it the task's last step?
-  __device__ __forceinline__ bool load_next_keys(const AttentionTask& task) {
+  __device__ __forceinline__ bool load_next_keys(const Task& task) {
     const auto step = steps_.next();
     const StepInfo info = steps_.info_of(step);
     load_keys(task, step, info);
     return info.last;
   }
-  __device__ __forceinline__ void load_keys(const AttentionTask& task, const Step& step, const StepInfo& info) {
+  __device__ __forceinline__ void load_keys(const Task& task, const Step& step, const StepInfo& info) {
     shared_.keys.wait_empty(k_at_);
     auto& full = shared_.keys.full[k_at_.stage];
     int word_bytes = 0;
@@ -243,7 +264,7 @@ class AttentionProducer {
       if (bias) load_bias(task, step.block[0], full);
     k_at_.advance();
   }
-  __device__ __forceinline__ void load_values(const AttentionTask& task, const Step& step) {
+  __device__ __forceinline__ void load_values(const Task& task, const Step& step) {
     shared_.values.wait_empty(v_at_);
     auto& full = shared_.values.full[v_at_.stage];
     if (leads()) full.arrive_and_expect(KeyTile::kBytes);
@@ -256,26 +277,26 @@ class AttentionProducer {
     return w < kWarpgroups && (info.cells >> 2 * w & 3) != kHiddenCell;
   }
   /// Of this lane's query block. A bias that all queries, heads or batch entries share has one of them.
-  __device__ __forceinline__ void load_bias(const AttentionTask& task, std::int32_t key_block, Barrier& full) const {
+  __device__ __forceinline__ void load_bias(const Task& task, std::int32_t key_block, Barrier& full) const {
     const auto w = static_cast<std::int32_t>(lane_number()), query = args_.bias.query ? task.first_query + 64 * w : 0;
     for (int n = 0; n < bias_boxes_; ++n)
       copy_box(shared_.bias[k_at_.stage][w] + n * 8192, &args_.bias_map, key_block * 64 + n * 32, query,
                args_.bias.head ? task.h : 0, args_.bias.batch ? task.b : 0, 0, full);
   }
-  __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const AttentionTask& task,
-                                                   std::int32_t row, Barrier& full) const {
+  __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const Task& task, std::int32_t row,
+                                                   Barrier& full) const {
     for_query_block(row / 64, task, [&](const auto& at, int c) {
       copy_box(to.data + c * 64, &args_.q.map, c, at[0], at[1], at[2], at[3], full);
     });
   }
   template <class Box>
-  __device__ __forceinline__ void for_query_block(std::int32_t block, const AttentionTask& task, const Box& box) const {
+  __device__ __forceinline__ void for_query_block(std::int32_t block, const Task& task, const Box& box) const {
     const auto at = place_of(args_.q, origin_of(args_.query_cut, block), task.h, task.b);
 #pragma unroll
     for (int c = 0; c < kD; c += 64) box(at, c);
   }
   __device__ __forceinline__ void load_step(KeyTile& to, const RowMap& rows, const RowMap& block_rows, const Step& step,
-                                            const AttentionTask& task, Barrier& full) const {
+                                            const Task& task, Barrier& full) const {
     __syncwarp();  // bytes are expected before they come
     for_boxes(rows, block_rows, step, task, [&](const CUtensorMap* map, int offset, int c, const MapPlace& at) {
       copy_box(to.data + offset, map, c, at[0], at[1], at[2], at[3], full);
@@ -284,7 +305,7 @@ class AttentionProducer {
   /// Key blocks that follow one another are one box: two of half the size made the whole kernel 13 % slower.
   template <class Box>
   __device__ __forceinline__ void for_boxes(const RowMap& rows, const RowMap& block_rows, const Step& step,
-                                            const AttentionTask& task, const Box& box) const {
+                                            const Task& task, const Box& box) const {
     const auto head = task.h / args_.group;
     bool neighbours = args_.key_cut.plain;
 #pragma unroll

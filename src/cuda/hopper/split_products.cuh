@@ -43,20 +43,18 @@ __device__ __forceinline__ void issue_products(SplitSums& sums, const MultiplyTe
   for (int m = kHighChunks; m < 4; ++m) multiply_terms(sums.small, 0, 0, m, true);
 }
 
+template <bool kAdds = false>
 __device__ __forceinline__ void join(SplitSums::Tile& to, SplitSums& sums) {
   keep(sums.high), keep(sums.small);
 #pragma unroll
   for (int j = 0; j < 8; ++j)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) to[j][e] = sums.high[j][e] + sums.small[j][e];
+    for (int e = 0; e < 4; ++e) {
+      const float sum = sums.high[j][e] + sums.small[j][e];
+      to[j][e] = kAdds ? to[j][e] + sum : sum;
+    }
 }
-__device__ __forceinline__ void add(SplitSums::Tile& to, SplitSums& sums) {
-  keep(sums.high), keep(sums.small);
-#pragma unroll
-  for (int j = 0; j < 8; ++j)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) to[j][e] += sums.high[j][e] + sums.small[j][e];
-}
+__device__ __forceinline__ void add(SplitSums::Tile& to, SplitSums& sums) { join<true>(to, sums); }
 
 /// A tile, multiplied by `size`, as an operand.
 template <int bf16_terms>

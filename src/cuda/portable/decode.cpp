@@ -6,6 +6,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_masks.h"
 #include "cuda/common/device_plan.h"
+#include "cuda/hopper/attention.h"
 #include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
 #include "cuda/portable/decode_kernels.h"
@@ -172,12 +173,26 @@ bool has_whole_rows(const DecodeKernels& kernels, const DecodeArgs& args) {
          (!call.paged || call.pages.page_size % kernels.keys == 0);
 }
 
-/// Are there so few tasks that 16-bit calls of some more rows are faster split over their keys? Only Hopper's kernels
-/// do so; the number of tasks depends on the batch.
-bool has_few_tasks(const Problem& problem) {
-  return bulk_decode_serves(problem) && !problem.deterministic && rows_of(problem) <= most_group_rows &&
-         problem.batch * problem.heads_kv * ((rows_of(problem) + 127) / 128) <=
-             facts_of(problem.device).multiprocessors;
+/// Are there so few tasks that 16-bit calls of some more rows are faster here? Only by Hopper's kernels; the number of
+/// tasks depends on the batch. The forward kernel, with two heads of a key head in a task, is slower where it needs more
+/// tasks, where memory is the bound, up to 128 rows, and where a call takes but some 30 us, of which it needs 5 for more
+/// kernels. (docs/notes/gpu-decode.md)
+bool has_few_tasks(const Problem& problem, const ExecutionPlan& plan) {
+  const auto rows = rows_of(problem);
+  if (!bulk_decode_serves(problem) || problem.deterministic || rows > most_group_rows) return false;
+  const auto key_heads = problem.batch * problem.heads_kv,
+             machine = std::int64_t{facts_of(problem.device).multiprocessors};
+  const auto tasks = (rows + 127) / 128, of_forward = (rows / problem.queries() + 1) / 2;
+  return key_heads * tasks <= machine && (of_forward > tasks || rows <= 128 || 8 * key_heads * of_forward <= machine ||
+                                          !attention_serves(problem, plan));
+}
+
+/// Queues the kernel that joins parts. early: it may begin before the kernel in front of it ends.
+void join(DecodeArgs& args, const DecodeKernels& kernels, cudaStream_t stream, bool early) {
+  int join = 3, rows_of_block = 1;
+  while (join > 0 && args.joined > kJoinsBeside * rows_of_block) --join, rows_of_block *= 2;
+  launch(kernels.joins[join], (args.joined + rows_of_block - 1) / rows_of_block, DecodeKernels::join_threads, 0, &args,
+         stream, early);
 }
 
 }  // namespace
@@ -185,7 +200,7 @@ bool has_few_tasks(const Problem& problem) {
 bool has_few_rows(const Problem& problem) { return problem.dimensions == 1 && rows_of(problem) <= most_rows; }
 
 bool decode_may_serve(const Problem& problem, const ExecutionPlan& plan) {
-  return !problem.chunks.portable && (has_few_rows(problem) || has_few_tasks(problem)) && plan.head_groups == 1 &&
+  return !problem.chunks.portable && (has_few_rows(problem) || has_few_tasks(problem, plan)) && plan.head_groups == 1 &&
          plan.query_grid.count() == 1 && plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 
@@ -250,12 +265,53 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   // Not in a CUDA graph: the node before it may not be a kernel.
   const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
   launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream, early && !captured);
-  if (args.parts > 1) {
-    int join = 3, rows_of_block = 1;
-    while (join > 0 && args.joined > kJoinsBeside * rows_of_block) --join, rows_of_block *= 2;
-    launch(kernels.joins[join], (args.joined + rows_of_block - 1) / rows_of_block, DecodeKernels::join_threads, 0,
-           &args, stream, early);
+  if (args.parts > 1) join(args, kernels, stream, early);
+}
+
+KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks) {
+  const auto& group = plan.groups[0];
+  const std::int64_t machine = facts_of(problem.device).multiprocessors;
+  if (problem.deterministic || problem.dimensions != 1 || !plain_rows(problem, plan.query_grid) ||
+      !plain_rows(problem, plan.key_grid) || group.program.has_documents || tasks == 0 || 2 * tasks > machine)
+    return {};
+  const auto& list = group.keys_of_query_block;
+  std::int64_t first = 0, end = plan.key_grid.count(), visits = 0;
+  if (!plan.masks_on_device && !may_differ_in_batch(problem) && !list.runs.empty()) {
+    std::swap(first, end);
+    for (const auto& run : list.runs) {
+      visits += run.count;
+      first = std::min<std::int64_t>(first, run.first), end = std::max<std::int64_t>(end, run.first + run.count);
+    }
+    if (2 * visits < (end - first) * plan.query_grid.count()) return {};  // parts would have nothing to do
   }
+  // Joining costs as much as five steps, and one for each 2 MiB of partial results.
+  const std::int64_t step_blocks = step_keys / 64, steps = (end - first + step_blocks - 1) / step_blocks;
+  KeyParts best;
+  std::int64_t most_saved = 5;
+  for (std::int64_t parts = 2; parts <= std::min<std::int64_t>(machine / tasks, kPartsJoined); ++parts) {
+    const auto each = (steps + parts - 1) / parts, bytes = part_bytes(problem, {parts, 0, 0});
+    const auto saved = steps - each - bytes / (2 << 20);
+    if (saved > most_saved) most_saved = saved, best = {(steps + each - 1) / each, each * step_blocks, first};
+  }
+  return best;
+}
+
+std::int64_t part_rows(const Problem& problem, const KeyParts& parts) {
+  return parts.count > 1 ? parts.count * problem.batch * problem.heads_q * problem.queries() : 0;
+}
+
+std::int64_t part_bytes(const Problem& problem, const KeyParts& parts) {
+  return (part_rows(problem, parts) * (problem.d_v + 3) * 4 + 255) / 256 * 256;
+}
+
+void join_parts(const Problem& problem, const ForwardArgs& call, std::int32_t parts, float* results, float* statistics,
+                cudaStream_t stream) {
+  DecodeArgs args{};
+  args.call = call, args.parts = parts;
+  args.queries = static_cast<std::int32_t>(problem.queries()), args.rows = static_cast<std::int32_t>(rows_of(problem));
+  args.results = reinterpret_cast<char*>(results), args.statistics = reinterpret_cast<char*>(statistics);
+  args.joined = static_cast<std::int32_t>(problem.batch * problem.heads_q * problem.queries());
+  join(args, kernels_of(problem, false), stream, true);
 }
 
 }  // namespace anyflash::cuda

@@ -30,4 +30,21 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
             CallMemory& memory, cudaStream_t stream);
 
+/// The keys of a call of another kernel as parts, each a task of its own (split-KV).
+struct KeyParts {
+  std::int64_t count = 1, blocks = 0x7fffffff, first = 0;  ///< key blocks of a part; the first one
+};
+
+/// How many parts are fastest where a call of Hopper's forward kernel has too few tasks for all multiprocessors.
+/// step_keys: of a step of the kernel.
+KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks);
+
+/// Rows of the parts' results, and the bytes of these and their statistics; 0 if there is one part.
+std::int64_t part_rows(const Problem& problem, const KeyParts& parts);
+std::int64_t part_bytes(const Problem& problem, const KeyParts& parts);
+
+/// Queues the joining of parts' results, which lie as those of decode() (decode_args.h), in float32.
+void join_parts(const Problem& problem, const ForwardArgs& call, std::int32_t parts, float* results, float* statistics,
+                cudaStream_t stream);
+
 }  // namespace anyflash::cuda

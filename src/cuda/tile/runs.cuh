@@ -30,14 +30,21 @@ __device__ __forceinline__ TaskPlace place_of_task(const Args& args, std::int32_
   return {section * args.near_heads + rest % heads, args.head_parts - 1 - rest / heads};
 }
 
+/// Blocks first .. end - 1.
+struct BlockWindow {
+  std::int32_t first, end;
+};
+
 /// The runs of kBlocks neighbouring blocks, by a warp: lane w has block w's. A tile is kCells neighbouring blocks of
-/// the other side.
-template <int kBlocks, int kCells>
+/// the other side. kWindow: of a window of them alone.
+template <int kBlocks, int kCells, bool kWindow = false>
 class MergedRuns {
  public:
   static constexpr std::int32_t full = 0x7fffffff, hidden = full - 1;
 
-  __device__ __forceinline__ void open(const DeviceRuns& list, std::int32_t first_block, std::int32_t blocks) {
+  __device__ __forceinline__ void open(const DeviceRuns& list, std::int32_t first_block, std::int32_t blocks,
+                                       BlockWindow window = {}) {
+    window_ = window;
     const auto block = first_block + static_cast<std::int32_t>(lane_number());
     next_ = reinterpret_cast<const int4*>(list.runs);
     left_ = 0;
@@ -88,14 +95,21 @@ class MergedRuns {
   /// one ahead would need registers that are not free.
   __device__ __forceinline__ void fetch() {
     count_ = 0;
-    if (left_ == 0) return;
-    if (left_ > 8) asm volatile("prefetch.global.L1 [%0];" ::"l"(next_ + 8));
-    const int4 run = __ldg(next_);
-    ++next_, --left_;
-    first_ = run.x, count_ = run.y, words_ = (run.z & 255) == int(TileClass::full) ? full : run.w;
+    do {
+      if (left_ == 0) return;
+      if (left_ > 8) asm volatile("prefetch.global.L1 [%0];" ::"l"(next_ + 8));
+      const int4 run = __ldg(next_);
+      ++next_, --left_;
+      first_ = run.x, count_ = run.y, words_ = (run.z & 255) == int(TileClass::full) ? full : run.w;
+      if (!kWindow || count_ == 0) return;
+      const auto skipped = max(window_.first - first_, 0), end = min(first_ + count_, window_.end);
+      first_ += skipped, count_ = max(end - first_, 0);
+      if (words_ < 0) words_ -= skipped;
+    } while (count_ == 0);
   }
 
   std::int32_t first_, count_, words_;  ///< what is left of a run; count 0: no run is left
+  BlockWindow window_;
   const int4* next_;
   std::int32_t left_;  ///< runs left from there on
 };

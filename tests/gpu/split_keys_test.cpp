@@ -1,0 +1,64 @@
+// The parts that the keys of few tasks are dealt to: together they have every key block that a query sees, none is empty,
+// and there are no more than multiprocessors. No GPU is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+
+#include "../random.h"
+#include "cuda/backend.h"
+#include "cuda/portable/decode.h"
+#include "plan/plan.h"
+#include "stand_in_device.h"
+
+namespace anyflash::cuda {
+namespace {
+
+constexpr Device gpu{DeviceKind::cuda};
+
+TEST(SplitKeys, HaveEveryVisitedBlock) {
+  std::mt19937 random(anyflash::testing::seed_of(1));
+  const auto one_of = [&](auto... numbers) {
+    const std::int64_t all[] = {numbers...};
+    return all[random() % std::size(all)];
+  };
+  const Rule rules[] = {full(), causal(), local(3000) & causal(), local(100), sink(64) | local(50)};
+  std::int64_t split = 0;
+  for (int n = 0; n < 1000; ++n) {
+    const auto d = one_of(64, 128, 256), queries = one_of(1, 40, 64, 100, 1000), keys = one_of(64, 1000, 5001, 16384);
+    const auto batch = one_of(1, 2, 8), key_heads = one_of(1, 4), heads = key_heads * one_of(1, 2, 5);
+    const TensorView q(nullptr, ElementType::bfloat16, {batch, heads, queries, d}, gpu);
+    const TensorView k(nullptr, ElementType::bfloat16, {batch, key_heads, keys, d}, gpu);
+    Options options;
+    options.rule = rules[random() % std::size(rules)];
+    options.align = Align::none_end;
+    options.deterministic = random() % 4 == 0;
+    const auto problem = shape_problem(q, k, k, options, Direction::forward);
+    const auto plan = make_plan(problem, tile_menu(problem));
+    const auto tasks = one_of(1, 5, 16, 60, 67, 1000), step_keys = one_of(64, 128);
+    const auto parts = key_parts(problem, *plan, step_keys, tasks);
+    if (parts.count == 1) {
+      EXPECT_EQ(parts.first, 0);
+      EXPECT_GE(parts.blocks, plan->key_grid.count());
+      EXPECT_EQ(part_bytes(problem, parts), 0);
+      continue;
+    }
+    ++split;
+    EXPECT_FALSE(options.deterministic);
+    EXPECT_LE(tasks * parts.count, 132);
+    EXPECT_EQ(parts.blocks % (step_keys / 64), 0);
+    EXPECT_GE(part_bytes(problem, parts), parts.count * batch * heads * queries * (d + 3) * 4);
+    std::int64_t first = plan->key_grid.count(), end = 0;
+    for (const auto& run : plan->groups[0].keys_of_query_block.runs) {
+      first = std::min<std::int64_t>(first, run.first), end = std::max<std::int64_t>(end, run.first + run.count);
+    }
+    EXPECT_LE(parts.first, first);
+    EXPECT_GE(parts.first + parts.count * parts.blocks, end);
+    EXPECT_LT(parts.first + (parts.count - 1) * parts.blocks, end);
+  }
+  EXPECT_GT(split, 100);
+}
+
+}  // namespace
+}  // namespace anyflash::cuda

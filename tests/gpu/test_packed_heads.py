@@ -1,0 +1,104 @@
+"""Hopper's forward kernel where there is little to do at once, against float64: sequences of one query block have a head in
+each warpgroup (PackGQA); few tasks are split over their keys (split-KV)."""
+
+import anyflash as af
+import pytest
+import torch
+
+RULES = {
+    "full": af.full(),
+    "causal": af.causal(),
+    "a window and the first keys": af.local(100, causal=True) | af.sink(3),
+    "no key for the first rows": af.causal() & ~af.local(300),
+}
+
+
+def tensors(heads, kv_heads, queries, keys, d, dtype=torch.bfloat16, d_v=None):
+    generator = torch.Generator("cuda").manual_seed(queries + d)
+    shapes = (2, heads, queries, d), (2, kv_heads, keys, d), (2, kv_heads, keys, d_v or d)
+    return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for shape in shapes]
+
+
+def check(q, k, v, of_gpu=None, **options):
+    """`of_gpu`: options of the call on the GPU alone. Floating-point tensors are wider for the reference."""
+    wide = lambda x: x.double() if x.is_floating_point() else x
+    all_of = lambda change: {name: change(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    found = af.attention(q, k, v, return_lse="lm", **all_of(torch.Tensor.cuda), **of_gpu or {})
+    wanted = af.attention(*(x.double().cpu() for x in (q, k, v)), return_lse="lm", **all_of(wide))
+    for got, want in zip(found, wanted):
+        got = got.double().cpu()
+        hidden = want == -torch.inf
+        assert torch.equal(got == -torch.inf, hidden)
+        assert (got - want)[~hidden].abs().max() < 2e-2 * max(want[~hidden].abs().max(), 1)
+
+
+@pytest.mark.parametrize("extras", ["alone", "soft cap, bias", "ALiBi, sink", "lengths"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("heads, kv_heads, queries", [(4, 2, 64), (6, 2, 33), (8, 2, 64), (14, 2, 20)])
+def test_values_and_statistics(heads, kv_heads, queries, d, rule, extras):
+    """deterministic: no call is split over its keys."""
+    q, k, v = tensors(heads, kv_heads, queries, 333, d)
+    more = {
+        "alone": {},
+        "soft cap, bias": dict(softcap=3.0, bias=torch.randn(1, heads, queries, 333)),
+        "ALiBi, sink": dict(alibi_slopes=torch.rand(heads) / 8, sink=torch.randn(heads)),
+        "lengths": dict(key_lengths=torch.tensor([0, 320], dtype=torch.int32)),
+    }[extras]
+    check(q, k, v, dict(deterministic=True), rule=RULES[rule], align="none_end", **more)
+
+
+SPLIT = {  # heads, key heads, queries, keys, rule, options: few tasks of many steps, but not decode's
+    "packed heads": (32, 8, 64, 5000, af.full(), {}),
+    "packed heads, a sink": (15, 5, 50, 5000, af.causal(), dict(sink=torch.randn(15))),
+    "causal": (4, 2, 200, 5001, af.causal(), {}),
+    "a window on the last keys": (4, 2, 130, 9000, af.local(5000, causal=True), dict(sink=torch.randn(4))),
+    "lengths": (4, 2, 100, 6000, af.causal(), dict(key_lengths=torch.tensor([6000, 70], dtype=torch.int32))),
+    "no keys": (4, 2, 100, 6000, af.full(), dict(key_lengths=torch.tensor([0, 6000], dtype=torch.int32))),
+    "a bitmap of tiles": (4, 2, 128, 8192, af.blocks(torch.arange(128).reshape(2, 64) % 3 > 0, 64, 128), {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d, d_v", [(64, 64), (128, 128), (256, 256), (72, 40)])
+@pytest.mark.parametrize("case", SPLIT)
+def test_keys_in_parts(case, d, d_v, dtype):
+    *sizes, rule, options = SPLIT[case]
+    check(*tensors(*sizes, d, dtype, d_v), rule=rule, align="none_end", **options)
+
+
+def test_parts_whose_scores_lie_far_apart():
+    """The largest scores of a row are in the last part; a sink has still larger ones of some heads."""
+    q, k, v = tensors(4, 2, 100, 5000, 128)
+    q[..., 0], k[..., 0] = 30, 0
+    k[:, :, 4900:, 0] = 60
+    check(q, k, v)
+    check(q, k, v, sink=torch.tensor([0.0, 100.0, 150.0, 200.0]))
+
+
+def test_a_part_that_overflows_is_made_again():
+    q, k, v = tensors(4, 2, 100, 5000, 128)
+    expected = af.attention(q, k, v)
+    v[1, 1, 4000, 5], v[1, 1, 100, 6] = torch.inf, torch.nan
+    found = af.attention(q, k, v)
+    assert found[1, 2:, :, 5].isinf().all() and found[1, 2:, :, 6].isnan().all()
+    found[1, 2:, :, 5:7] = expected[1, 2:, :, 5:7] = 0
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1, :2], expected[1, :2])
+    assert (found - expected).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_that_overflows_changes_no_other(dtype):
+    q, k, v = tensors(12, 2, 64, 1000, 128, dtype)
+    expected = af.attention(q, k, v, deterministic=True)
+    q[1, 3] *= torch.inf
+    found = af.attention(q, k, v, deterministic=True)
+    assert found[1, 3].isnan().all()
+    expected[1, 3] = found[1, 3] = 0
+    assert torch.equal(found, expected)
+
+
+def test_batches_that_fill_the_machine_are_not_split():
+    """A call of as many tasks as multiprocessors, by the forward kernel, has the bits of one that may not be split."""
+    q, k, v = (x.repeat(64, 1, 1, 1) for x in tensors(8, 2, 64, 500, 128))
+    assert torch.equal(af.attention(q, k, v), af.attention(q, k, v, deterministic=True))
