@@ -59,7 +59,9 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   // With one mask for all, the first part needs most. Room for masks found on the device is not so regular.
   const bool alike = !plan.masks_on_device && plan.groups.size() == 1;
   planning::for_each_part(problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) {
-    const bool splits = part.direction == Direction::forward;  // the keys of fewer heads more often
+    // The keys of fewer heads are split more often.
+    const bool splits = part.direction == Direction::forward && !part.deterministic &&
+                        (element_size(part.type) == 2 || decode_may_serve(part, of_part));
     if (most < 0 || !alike || splits) most = std::max(most, workspace_of_part(part, of_part));
   });
   return most;

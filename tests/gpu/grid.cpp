@@ -372,10 +372,10 @@ int main(int argc, char** argv) {
       for (const std::int64_t depth : {64, 128, 256}) {                             // more than 64 rows of a key head
         run(type, {40, 5000, depth, depth, false}, with(causal()), {.backward = false});
         run(type, {100, 150, depth, depth, false}, with(full()), {.hidden_nan = true, .backward = false});
-        auto whole = with(causal());
+        auto whole = with(causal());  // from 128 channels on heads are packed, then keys are in parts
         whole.deterministic = true;
-        run(type, {40, 150, depth, depth, false}, whole, {.hidden_nan = true, .backward = false});  // heads packed
-        run(type, {100, 2000, depth, depth, false}, with(causal()), {.statistics = true, .backward = false});  // parts
+        run(type, {40, 150, depth, depth, false}, whole, {.hidden_nan = true, .backward = false});
+        run(type, {100, 2000, depth, depth, false}, with(causal()), {.statistics = true, .backward = false});
       }
       run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front),
           {.hidden_nan = true, .backward = false});  // many tasks

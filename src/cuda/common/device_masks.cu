@@ -19,7 +19,7 @@ __device__ std::int64_t within(std::int64_t x, std::int64_t least, std::int64_t 
   return x < least ? least : x > most ? most : x;
 }
 
-/// In the first kernel that finds documents: a launch less than by a memset.
+/// Called by the first kernel that finds documents. A memset would be one launch more.
 __device__ void clear_counters(const DeviceMaskArgs& args) {
   if (args.numbered && blockIdx.x == 0 && threadIdx.x < 2) args.numbered[threadIdx.x] = 0;
 }
@@ -424,8 +424,8 @@ __device__ void make_program(const DeviceMaskArgs& args, std::int32_t group, boo
   __syncthreads();
 }
 
-/// One warp for each block of queries, or of keys, of one mask. Of ragged masks only the last thread block, which has no
-/// others to do, makes the program: that takes longer than a block's runs.
+/// One warp for each block of queries, or of keys, of one mask. The program of a ragged mask is made by one more thread
+/// block, since that takes longer than a block's runs.
 template <bool kRagged>
 __global__ void masks_kernel(const __grid_constant__ DeviceMaskArgs args, std::int32_t chunks) {
   __shared__ Program own_program;

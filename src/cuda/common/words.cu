@@ -77,8 +77,10 @@ __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ Word
 void ask_all_words(const WordArgs& args, std::int64_t groups, cudaStream_t stream) {
   if (groups * args.blocks == 0) return;
   const auto rows = rules::volume((args.of_queries ? args.query_grid : args.key_grid).extent);
-  // A ragged mask's words are soon found: what a thread block costs counts.
-  const auto shares = args.ragged.q.segment_of ? 4 : std::clamp<std::int64_t>(8192 / (groups * args.blocks), 4, 32);
+  // A ragged mask's words take so little time that each thread block counts.
+  const auto shares = args.ragged.q.segment_of && !args.ragged.apart
+                          ? 4
+                          : std::clamp<std::int64_t>(8192 / (groups * args.blocks), 4, 32);
   launch_plainly(words_kernel, groups * args.blocks * shares, rows, stream, args, static_cast<std::int32_t>(shares));
 }
 

@@ -21,8 +21,8 @@ bool is_plain(const Problem& problem, const ExecutionPlan& plan) {
   return plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 
-/// Of how many tasks a key head's query heads are, if a task's warpgroups have a head each: sequences are one query
-/// block. 0: warpgroups have query blocks of one head.
+/// How many tasks the query heads of a key head make, if each warpgroup has a head: so it is where a sequence is one
+/// query block. 0: the warpgroups have query blocks of one head.
 std::int64_t packs_of(const Problem& problem, const ExecutionPlan& plan, std::int64_t warpgroups) {
   const auto group = problem.heads_q / std::max(problem.heads_kv, std::int64_t{1});
   const bool packed = warpgroups > 1 && group > 1 && plan.query_grid.count() == 1 && plan.head_groups == 1;
@@ -81,7 +81,7 @@ Choice choose(const Problem& problem, const ExecutionPlan& plan, bool general) {
   choice.heads = problem.batch * (choice.packs > 0 ? problem.heads_kv * choice.packs : problem.heads_q);
   choice.tasks = choice.heads * choice.tiles;
   if (kind == AttentionKind::plain) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks);
-  if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(AttentionKind::few);
+  if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(AttentionKind::split);
   choice.tasks *= choice.parts.count;
   return choice;
 }

@@ -7,7 +7,9 @@
 // while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
 // was, with one stage of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
 // the tile's query blocks visits. For few visits a task is one query block, and a multiprocessor has some thread blocks.
-// Where a sequence is one query block, the warpgroups have a head each that share a key head (PackGQA).
+// Where a sequence is one query block, the warpgroups have a head each that share a key head (PackGQA). Where there are
+// few tasks, each has a part of the keys (split-KV): its O leaves from registers in float32, and decode's kernel joins the
+// parts.
 // A query block with a result that is not finite is noted, and the portable kernel makes it again (the non-finite
 // fallback). So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
@@ -27,7 +29,7 @@ class Attention {
  public:
   using E = typename Traits::E;
   using Shared = AttentionShared<Traits>;
-  using Task = AttentionTask<Traits::kFew>;
+  using Task = AttentionTask<Traits::kSplit>;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
   static constexpr int kWarpgroups = Traits::kWarpgroups, kStages = Traits::kStages, kThreads = Traits::kThreads;
   using State = PipelineState<kStages>;
@@ -244,7 +246,7 @@ class Attention {
     };
     store(args_.row_max, statistics.m), store(args_.row_sum, statistics.l), store(args_.lse, lse);
   }
-  __device__ __forceinline__ bool is_part() const { return Traits::kFew && args_.parts > 1; }
+  __device__ __forceinline__ bool is_part() const { return Traits::kSplit && args_.parts > 1; }
   /// Of a part: the largest score, not yet scaled, the sum, whether the row sees a key.
   __device__ __forceinline__ void store_part_statistics(const Task& task, std::int64_t row,
                                                         const RowStatistics& statistics, bool seen) const {

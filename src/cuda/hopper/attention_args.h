@@ -26,7 +26,7 @@ struct AttentionArgs {
   std::int32_t batch_groups, head_groups;
   const std::uint64_t* words;                ///< of tiles that have none in the plan's tables
   std::int32_t tiles, tasks, section_heads;  ///< query tiles of a head; heads whose K and V share the L2
-  // Traits::kFew. packs: a key head has so many tasks, whose warpgroups have a head each; 0: they have one. parts: the
+  // Traits::kSplit. packs: a key head has so many tasks, whose warpgroups have a head each; 0: they have one. parts: the
   // keys are dealt to so many tasks, part_blocks key blocks each, from first_block on. Results and statistics of more
   // than one part lie as decode's (decode_args.h).
   std::int32_t packs, parts, part_blocks, first_block;
@@ -40,17 +40,17 @@ struct AttentionArgs {
   float cap, cap_inverse;      ///< ScoreModKind::general; cap 0: none
 };
 
-/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kBlocks: thread blocks of a multiprocessor. kFew: for
-/// few tasks: warpgroups may have heads (PackGQA), and tasks a part of the keys (split-KV).
+/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kBlocks: thread blocks of a multiprocessor. kSplit: a
+/// task may have a part of the keys (split-KV), and its warpgroups heads of a key head (PackGQA).
 template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_,
-          ScoreModKind kScore_ = ScoreModKind::scale, int kBlocks_ = 1, bool kFew_ = false>
+          ScoreModKind kScore_ = ScoreModKind::scale, int kBlocks_ = 1, bool kSplit_ = false>
 struct AttentionTraits {
   using E = E_;
   static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
   static constexpr int kStages = kStages_, kQueryStages = kQueryStages_, kBlocks = kBlocks_;
   static constexpr bool kGeneral = kScore_ == ScoreModKind::general;
-  static constexpr bool kFew = kFew_;
-  static constexpr bool kBoxed = kQueryStages == 2 && !kFew;                  ///< O leaves by TMA, from where Q was
+  static constexpr bool kSplit = kSplit_;
+  static constexpr bool kBoxed = kQueryStages == 2 && !kSplit;                ///< O leaves by TMA, from where Q was
   static constexpr int kBiasBytes = !kGeneral ? 0 : kHeadSize > 128 ? 2 : 4;  ///< of the largest type of a bias
   static constexpr int kCells = kKeys / 64;                                   ///< key blocks of a step
   static constexpr int kQueries = 64 * kWarpgroups, kThreads = 128 * (kWarpgroups + 1);
@@ -73,8 +73,8 @@ struct AttentionKernel {
 };
 
 /// plain: scores need a positive scale alone. general: they may need more. sparse: as plain; query blocks visit few key
-/// blocks, or unlike ones. few: as plain; Traits::kFew.
-enum class AttentionKind { plain, general, sparse, few };
+/// blocks, or unlike ones. split: as plain; Traits::kSplit.
+enum class AttentionKind { plain, general, sparse, split };
 template <ElementType type>
 AttentionKernel attention_kernel(int head_size, AttentionKind kind);
 

@@ -8,9 +8,9 @@
 namespace anyflash::cuda {
 
 template <class E, int kHeadSize, int kKeys, int kWarpgroups, int kStages, int kQueryStages,
-          ScoreModKind kScore = ScoreModKind::scale, int kBlocks = 1, bool kFew = false>
+          ScoreModKind kScore = ScoreModKind::scale, int kBlocks = 1, bool kSplit = false>
 AttentionKernel attention_kernel_of() {
-  using Traits = AttentionTraits<E, kHeadSize, kKeys, kWarpgroups, kStages, kQueryStages, kScore, kBlocks, kFew>;
+  using Traits = AttentionTraits<E, kHeadSize, kKeys, kWarpgroups, kStages, kQueryStages, kScore, kBlocks, kSplit>;
   using Block = Attention<Traits>;
   return {group_kernel_of<Block, AttentionArgs, kBlocks>(),
           Block::kThreads,
@@ -30,16 +30,16 @@ AttentionKernel attention_kernel(int head_size, AttentionKind kind) {
     case 64:
       return kind == general  ? attention_kernel_of<E, 64, 64, 3, 2, 2, any>()
              : kind == sparse ? attention_kernel_of<E, 64, 64, 1, 3, 2, scale, 3>()
-             : kind == few    ? attention_kernel_of<E, 64, 128, 3, 3, 2, scale, 1, true>()
+             : kind == split  ? attention_kernel_of<E, 64, 128, 3, 3, 2, scale, 1, true>()
                               : attention_kernel_of<E, 64, 128, 3, 3, 2>();
     case 128:
       return kind == general  ? attention_kernel_of<E, 128, 64, 2, 2, 2, any>()
              : kind == sparse ? attention_kernel_of<E, 128, 64, 1, 2, 2, scale, 2>()
-             : kind == few    ? attention_kernel_of<E, 128, 128, 2, 2, 2, scale, 1, true>()
+             : kind == split  ? attention_kernel_of<E, 128, 128, 2, 2, 2, scale, 1, true>()
                               : attention_kernel_of<E, 128, 128, 2, 2, 2>();
     default:
       return kind == general ? attention_kernel_of<E, 256, 64, 2, 2, 1, any>()
-             : kind == few   ? attention_kernel_of<E, 256, 64, 2, 2, 1, scale, 1, true>()
+             : kind == split ? attention_kernel_of<E, 256, 64, 2, 2, 1, scale, 1, true>()
                              : attention_kernel_of<E, 256, 64, 2, 2, 1>();
   }
 }

@@ -11,18 +11,18 @@
 
 namespace anyflash::cuda {
 
-/// A query tile of head h. b and first_query -1: there are no more. steps: 1 if it has a key step to see; kFew: plus twice
-/// the part.
-template <bool kFew>
+/// A query tile of head h. b and first_query -1: there are no more (kSplit: a packed head's first query may be negative).
+/// steps: 1 if it has a key step to see; kSplit: plus twice the part.
+template <bool kSplit>
 struct alignas(16) AttentionTask {
   std::int32_t b, h, first_query, steps;
-  __device__ __forceinline__ bool exists() const { return (kFew ? b : first_query) >= 0; }
-  __device__ __forceinline__ bool has_steps() const { return kFew ? steps & 1 : steps > 0; }
+  __device__ __forceinline__ bool exists() const { return (kSplit ? b : first_query) >= 0; }
+  __device__ __forceinline__ bool has_steps() const { return kSplit ? steps & 1 : steps > 0; }
   __device__ __forceinline__ std::int32_t part() const { return steps >> 1; }
   /// What warpgroup w has of it. Of packed heads (PackGQA) it has a head; its first query is such that rows count from
   /// the tile's first, as they do in a tile of one head. Without a head it has a block beyond the sequence.
   __device__ __forceinline__ AttentionTask of_warpgroup(const AttentionArgs& args, std::int32_t w) const {
-    if (!kFew || args.packs == 0) return *this;
+    if (!kSplit || args.packs == 0) return *this;
     const bool has_head = h % args.group + w < args.group;
     return {b, has_head ? h + w : h, 64 * ((has_head ? 0 : args.query_cut.blocks) - w), steps};
   }
@@ -49,8 +49,8 @@ struct AttentionShared {
                                                        [Traits::kBiasBytes > 0 ? 4096 * Traits::kBiasBytes : 16];
   StepInfo step[Traits::kStages];
   std::int32_t key_block[Traits::kStages];  ///< kGeneral: of a step
-  AttentionTask<Traits::kFew> task[Traits::kQueryStages][Traits::kWarpgroups];
-  AttentionTask<Traits::kFew> next_task[1];  ///< for the warp that loads K
+  AttentionTask<Traits::kSplit> task[Traits::kQueryStages][Traits::kWarpgroups];
+  AttentionTask<Traits::kSplit> next_task[1];  ///< for the warp that loads K
   Pipeline<1> tasks;
   Pipeline<Traits::kQueryStages> queries[Traits::kWarpgroups];  ///< kBoxed: Q is released when O is in its place
   Pipeline<Traits::kStages> keys, values;
@@ -63,8 +63,8 @@ class PlannedSteps {
  public:
   static constexpr int kCells = Traits::kCells;
   static constexpr bool kWhole = Traits::kWarpgroups > 1;
-  using Task = AttentionTask<Traits::kFew>;
-  using Runs = MergedRuns<Traits::kWarpgroups, 1, Traits::kFew>;
+  using Task = AttentionTask<Traits::kSplit>;
+  using Runs = MergedRuns<Traits::kWarpgroups, 1, Traits::kSplit>;
 
   __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(args) {}
   __device__ __forceinline__ void open(const Task& task) {
@@ -124,7 +124,7 @@ template <class Traits>
 class AttentionProducer {
  public:
   using Shared = AttentionShared<Traits>;
-  using Task = AttentionTask<Traits::kFew>;
+  using Task = AttentionTask<Traits::kSplit>;
   using KeyTile = typename Shared::KeyTile;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
   static constexpr int kWarpgroups = Traits::kWarpgroups, kCells = Traits::kCells;
@@ -201,12 +201,12 @@ class AttentionProducer {
   /// turns.
   __device__ __forceinline__ Task task_of(std::int32_t index) const {
     if (index >= tasks_) return {-1, 0, -1, 0};
-    const auto parts = Traits::kFew ? args_.parts : 1, steps = index % parts * 2;
+    const auto parts = Traits::kSplit ? args_.parts : 1, steps = index % parts * 2;
     index /= parts;
     const auto all = args_.section_heads * args_.tiles, section = index / all, rest = index % all;
     const auto heads = min(args_.section_heads, args_.tasks / (args_.tiles * parts) - section * args_.section_heads);
     const auto head = section * args_.section_heads + rest % heads, first_query = (args_.tiles - 1 - rest / heads) * kM;
-    if (!Traits::kFew || args_.packs == 0) return {head / args_.heads, head % args_.heads, first_query, steps};
+    if (!Traits::kSplit || args_.packs == 0) return {head / args_.heads, head % args_.heads, first_query, steps};
     const auto key_head = head / args_.packs, key_heads = args_.heads / args_.group;
     return {key_head / key_heads, key_head % key_heads * args_.group + head % args_.packs * kWarpgroups, 0, steps};
   }

@@ -124,7 +124,7 @@ class BulkDecodeLoader {
       if (at < args_.keys) prefetch(args_.call.pages.address(task.b, at / args_.call.pages.page_size));
     }
     if (in_memory) wait_for_kernel_before();
-    // Of pages behind the last key too: how many lengths[] says is read at the same time.
+    // Read together with the length, so pages behind the last key are read too.
     const auto most = args_.length_in_mask ? decode_keys(args_, task.b) : args_.keys;
     if (args_.call.paged && !jumps_) now_ = page_of(task, {first_key, most}, lane);
     int n = 0;  // of the tile's first box in the task

@@ -173,18 +173,28 @@ bool has_whole_rows(const DecodeKernels& kernels, const DecodeArgs& args) {
          (!call.paged || call.pages.page_size % kernels.keys == 0);
 }
 
-/// Are there so few tasks that 16-bit calls of some more rows are faster here? Only by Hopper's kernels; the number of
-/// tasks depends on the batch. The forward kernel, with two heads of a key head in a task, is slower where it needs more
-/// tasks, where memory is the bound, up to 128 rows, and where a call takes but some 30 us, of which it needs 5 for more
-/// kernels. (docs/notes/gpu-decode.md)
-bool has_few_tasks(const Problem& problem, const ExecutionPlan& plan) {
-  const auto rows = rows_of(problem);
-  if (!bulk_decode_serves(problem) || problem.deterministic || rows > most_group_rows) return false;
-  const auto key_heads = problem.batch * problem.heads_kv,
-             machine = std::int64_t{facts_of(problem.device).multiprocessors};
-  const auto tasks = (rows + 127) / 128, of_forward = (rows / problem.queries() + 1) / 2;
-  return key_heads * tasks <= machine && (of_forward > tasks || rows <= 128 || 8 * key_heads * of_forward <= machine ||
-                                          !attention_serves(problem, plan));
+/// Are there so few tasks that 16-bit calls of some more rows are faster split over their keys? Only Hopper's kernels
+/// do so; the number of tasks depends on the batch.
+bool has_few_tasks(const Problem& problem) {
+  return bulk_decode_serves(problem) && !problem.deterministic && rows_of(problem) <= most_group_rows &&
+         problem.batch * problem.heads_kv * ((rows_of(problem) + 127) / 128) <=
+             facts_of(problem.device).multiprocessors;
+}
+
+/// Is Hopper's forward kernel, which has two heads of a key head in a task, faster at such a call? Measured at 128 and
+/// 256 channels. It is slower if it needs more tasks, up to 128 rows, where memory is the bound, and below some 17 tasks,
+/// where the launches of its other kernels are a large part of the time (docs/notes/gpu-decode.md).
+bool forward_is_faster(const Problem& problem, const ExecutionPlan& plan) {
+  const auto rows = rows_of(problem), of_decode = (rows + 127) / 128, of_forward = (rows / problem.queries() + 1) / 2;
+  const auto by_copies = [&](const Operand& tensor, std::int64_t heads) {
+    const auto at = cuda::rows_of(problem, tensor);
+    return at.vectors && (heads == 1 || at.head > 0) && (problem.batch == 1 || at.batch > 0);
+  };
+  return padded_depth(problem) > 64 && of_forward <= of_decode && rows > 128 &&
+         8 * problem.batch * problem.heads_kv * of_forward > facts_of(problem.device).multiprocessors &&
+         attention_serves(problem, plan) && by_copies(problem.q, problem.heads_q) &&
+         by_copies(problem.k, problem.heads_kv) && by_copies(problem.v, problem.heads_kv) &&
+         by_copies(problem.out, problem.heads_q);
 }
 
 /// Queues the kernel that joins parts. early: it may begin before the kernel in front of it ends.
@@ -200,14 +210,14 @@ void join(DecodeArgs& args, const DecodeKernels& kernels, cudaStream_t stream, b
 bool has_few_rows(const Problem& problem) { return problem.dimensions == 1 && rows_of(problem) <= most_rows; }
 
 bool decode_may_serve(const Problem& problem, const ExecutionPlan& plan) {
-  return !problem.chunks.portable && (has_few_rows(problem) || has_few_tasks(problem, plan)) && plan.head_groups == 1 &&
+  return !problem.chunks.portable && (has_few_rows(problem) || has_few_tasks(problem)) && plan.head_groups == 1 &&
          plan.query_grid.count() == 1 && plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
   if (!decode_may_serve(problem, plan)) return false;
   BulkDecodeArgs unused;
-  return has_few_rows(problem) || map_bulk_decode(problem, unused);
+  return has_few_rows(problem) || (map_bulk_decode(problem, unused) && !forward_is_faster(problem, plan));
 }
 
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {
@@ -269,21 +279,20 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
 }
 
 KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks) {
-  const auto& group = plan.groups[0];
   const std::int64_t machine = facts_of(problem.device).multiprocessors;
   if (problem.deterministic || problem.dimensions != 1 || !plain_rows(problem, plan.query_grid) ||
-      !plain_rows(problem, plan.key_grid) || group.program.has_documents || tasks == 0 || 2 * tasks > machine)
+      !plain_rows(problem, plan.key_grid) || plan.groups[0].program.has_documents || tasks == 0 || 2 * tasks > machine)
     return {};
-  const auto& list = group.keys_of_query_block;
-  std::int64_t first = 0, end = plan.key_grid.count(), visits = 0;
-  if (!plan.masks_on_device && !may_differ_in_batch(problem) && !list.runs.empty()) {
-    std::swap(first, end);
-    for (const auto& run : list.runs) {
+  std::int64_t first = plan.key_grid.count(), end = 0, visits = 0;  // of any mask
+  for (const auto& group : plan.groups) {
+    for (const auto& run : group.keys_of_query_block.runs) {
       visits += run.count;
       first = std::min<std::int64_t>(first, run.first), end = std::max<std::int64_t>(end, run.first + run.count);
     }
-    if (2 * visits < (end - first) * plan.query_grid.count()) return {};  // parts would have nothing to do
   }
+  if (visits == 0) first = 0, end = plan.key_grid.count();  // not known, or no keys
+  else if (2 * visits < (end - first) * plan.query_grid.count() * std::int64_t(plan.groups.size()))
+    return {};  // parts would have nothing to do
   // Joining costs as much as five steps, and one for each 2 MiB of partial results.
   const std::int64_t step_blocks = step_keys / 64, steps = (end - first + step_blocks - 1) / step_blocks;
   KeyParts best;
@@ -291,6 +300,7 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
   for (std::int64_t parts = 2; parts <= std::min<std::int64_t>(machine / tasks, kPartsJoined); ++parts) {
     const auto each = (steps + parts - 1) / parts, bytes = part_bytes(problem, {parts, 0, 0});
     const auto saved = steps - each - bytes / (2 << 20);
+    if (problem.memory_budget && bytes > *problem.memory_budget / 2) break;
     if (saved > most_saved) most_saved = saved, best = {(steps + each - 1) / each, each * step_blocks, first};
   }
   return best;

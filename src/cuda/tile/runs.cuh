@@ -36,7 +36,7 @@ struct BlockWindow {
 };
 
 /// The runs of kBlocks neighbouring blocks, by a warp: lane w has block w's. A tile is kCells neighbouring blocks of
-/// the other side. kWindow: of a window of them alone.
+/// the other side. kWindow: only blocks of the other side that lie in a window are visited.
 template <int kBlocks, int kCells, bool kWindow = false>
 class MergedRuns {
  public:
@@ -105,6 +105,7 @@ class MergedRuns {
       const auto skipped = max(window_.first - first_, 0), end = min(first_ + count_, window_.end);
       first_ += skipped, count_ = max(end - first_, 0);
       if (words_ < 0) words_ -= skipped;
+      if (first_ >= window_.end) left_ = 0;
     } while (count_ == 0);
   }
 
