@@ -63,6 +63,7 @@ def test_packed_heads(heads, kv_heads, queries, d, rule, extras):
     check(q, k, v, on_gpu, rule=RULES[rule], align="none_end", deterministic=True, **more)
 
 
+WINDOW, MOVED = af.causal() & af.window(4999, 0), torch.tensor([16384, 5000], dtype=torch.int32)
 OF_HEADS = (torch.arange(128) < 32 * (torch.arange(4)[:, None, None] + 1)).expand(4, 2, 128).contiguous()
 SPLIT = {  # heads, key heads, queries, keys, rule, options: few tasks of many steps
     "packed heads": (32, 8, 64, 5000, af.full(), {}),
@@ -70,6 +71,7 @@ SPLIT = {  # heads, key heads, queries, keys, rule, options: few tasks of many s
     "causal": (4, 2, 200, 5001, af.causal(), {}),
     "a window on the last keys": (4, 2, 130, 9000, af.local(5000, causal=True), dict(sink=torch.randn(4))),
     "lengths": (4, 2, 100, 6000, af.causal(), dict(key_lengths=torch.tensor([6000, 70], dtype=torch.int32))),
+    "a window that moves with the length": (4, 2, 100, 16384, WINDOW, dict(key_lengths=MOVED)),
     "no keys": (4, 2, 100, 6000, af.full(), dict(key_lengths=torch.tensor([0, 6000], dtype=torch.int32))),
     "a bitmap of tiles": (4, 2, 128, 8192, af.blocks(torch.arange(128).reshape(2, 64) % 3 > 0, 64, 128), {}),
     "a bitmap of each head": (4, 2, 128, 8192, af.blocks(OF_HEADS, 64, 64), {}),

@@ -183,18 +183,21 @@ bool has_few_tasks(const Problem& problem) {
 
 /// Is Hopper's forward kernel, which has two heads of a key head in a task, faster at such a call? Measured at 128 and
 /// 256 channels. It is slower if it needs more tasks, up to 128 rows, where memory is the bound, and below some 17 tasks,
-/// where the launches of its other kernels are a large part of the time (docs/notes/gpu-decode.md).
+/// where the launches of its other kernels are a large part of the time; or if its tasks leave many multiprocessors idle
+/// and it does not split the keys (docs/notes/gpu-decode.md).
 bool forward_is_faster(const Problem& problem, const ExecutionPlan& plan) {
+  const std::int64_t machine = facts_of(problem.device).multiprocessors, depth = padded_depth(problem);
   const auto rows = rows_of(problem), of_decode = (rows + 127) / 128, of_forward = (rows / problem.queries() + 1) / 2;
+  const auto tasks = problem.batch * problem.heads_kv * of_forward;
   const auto by_copies = [&](const Operand& tensor, std::int64_t heads) {
     const auto at = cuda::rows_of(problem, tensor);
-    return at.vectors && (heads == 1 || at.head > 0) && (problem.batch == 1 || at.batch > 0);
+    return at.vectors && at.sequence[2] > 0 && (heads == 1 || at.head > 0) && (problem.batch == 1 || at.batch > 0);
   };
-  return padded_depth(problem) > 64 && of_forward <= of_decode && rows > 128 &&
-         8 * problem.batch * problem.heads_kv * of_forward > facts_of(problem.device).multiprocessors &&
+  return depth > 64 && of_forward <= of_decode && rows > 128 && 8 * tasks > machine &&
          attention_serves(problem, plan) && by_copies(problem.q, problem.heads_q) &&
          by_copies(problem.k, problem.heads_kv) && by_copies(problem.v, problem.heads_kv) &&
-         by_copies(problem.out, problem.heads_q);
+         by_copies(problem.out, problem.heads_q) &&
+         (10 * tasks > 7 * machine || key_parts(problem, plan, depth == 128 ? 128 : 64, tasks).count > 1);
 }
 
 /// Queues the kernel that joins parts. early: it may begin before the kernel in front of it ends.
@@ -283,16 +286,23 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
   if (problem.deterministic || problem.dimensions != 1 || !plain_rows(problem, plan.query_grid) ||
       !plain_rows(problem, plan.key_grid) || plan.groups[0].program.has_documents || tasks == 0 || 2 * tasks > machine)
     return {};
-  std::int64_t first = plan.key_grid.count(), end = 0, visits = 0;  // of any mask
+  const std::int64_t blocks = plan.key_grid.count(), query_blocks = plan.query_grid.count();
+  std::int64_t first = blocks, end = 0, visits = 0;  // of all masks; of the one that visits most
   for (const auto& group : plan.groups) {
+    std::int64_t own = 0;
     for (const auto& run : group.keys_of_query_block.runs) {
-      visits += run.count;
+      own += run.count;
       first = std::min<std::int64_t>(first, run.first), end = std::max<std::int64_t>(end, run.first + run.count);
     }
+    visits = std::max(visits, own);
   }
-  if (visits == 0) first = 0, end = plan.key_grid.count();  // not known, or no keys
-  else if (2 * visits < (end - first) * plan.query_grid.count() * std::int64_t(plan.groups.size()))
-    return {};  // parts would have nothing to do
+  // Lengths on the GPU may move what is visited.
+  if (plan.masks_on_device || visits == 0) first = 0, end = blocks, visits = blocks * query_blocks;
+  if (2 * visits < (end - first) * query_blocks) return {};  // parts would have nothing to do
+  const auto others = problem.memory_budget ? word_workspace(problem, plan, true) +
+                                                  static_cast<std::int64_t>(device_bytes(problem, plan)) +
+                                                  problem.batch * problem.heads_q * query_blocks + 8192
+                                            : 0;
   // Joining costs as much as five steps, and one for each 2 MiB of partial results.
   const std::int64_t step_blocks = step_keys / 64, steps = (end - first + step_blocks - 1) / step_blocks;
   KeyParts best;
@@ -300,7 +310,7 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
   for (std::int64_t parts = 2; parts <= std::min<std::int64_t>(machine / tasks, kPartsJoined); ++parts) {
     const auto each = (steps + parts - 1) / parts, bytes = part_bytes(problem, {parts, 0, 0});
     const auto saved = steps - each - bytes / (2 << 20);
-    if (problem.memory_budget && bytes > *problem.memory_budget / 2) break;
+    if (problem.memory_budget && bytes > *problem.memory_budget - others) break;
     if (saved > most_saved) most_saved = saved, best = {(steps + each - 1) / each, each * step_blocks, first};
   }
   return best;

@@ -15,8 +15,8 @@ bool has_few_rows(const Problem& problem);
 /// May decode() compute the call, as far as its sizes and options tell?
 bool decode_may_serve(const Problem& problem, const ExecutionPlan& plan);
 
-/// Does decode() compute the call? With more than few rows it does so only by Hopper's kernels, so where rows of q, k
-/// and v lie counts too.
+/// Does decode() compute the call? With more than few rows it does so only by Hopper's kernels, where these are faster
+/// than the forward kernel, so how q, k, v and out lie counts too.
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan);
 
 /// Are there no masks except lengths, which the kernels know or read themselves?
