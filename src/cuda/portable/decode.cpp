@@ -296,9 +296,9 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
     }
     visits = std::max(visits, own);
   }
-  // Lengths on the GPU may move what is visited.
-  if (plan.masks_on_device || visits == 0) first = 0, end = blocks, visits = blocks * query_blocks;
-  if (2 * visits < (end - first) * query_blocks) return {};  // parts would have nothing to do
+  if (plan.masks_on_device || visits == 0) first = 0, end = blocks;  // lengths on the GPU may move what is visited
+  if (visits == 0) visits = blocks * query_blocks;                   // not known
+  if (2 * visits < (end - first) * query_blocks) return {};          // parts would have nothing to do
   const auto others = problem.memory_budget ? word_workspace(problem, plan, true) +
                                                   static_cast<std::int64_t>(device_bytes(problem, plan)) +
                                                   problem.batch * problem.heads_q * query_blocks + 8192
