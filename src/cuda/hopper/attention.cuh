@@ -5,7 +5,7 @@
 // warp loads K, step by step, by TMA; another loads V; a third takes tasks, loads Q and stores O. A consumer warpgroup
 // keeps S, P and O in registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs
 // while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
-// was, with one stage of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
+// was, or from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
 // the tile's query blocks visits. For few visits a task is one query block, and a multiprocessor has some thread blocks.
 // Where a sequence is one query block, the warpgroups have a head each that share a key head (PackGQA). Where there are
 // few tasks, each has a part of the keys (split-KV): its O leaves from registers in float32, and decode's kernel joins the
