@@ -82,7 +82,6 @@ SPLIT = {  # heads, key heads, queries, keys, rule, options: few tasks of many s
 @pytest.mark.parametrize("d, d_v", [(64, 64), (128, 128), (256, 256), (72, 40)])
 @pytest.mark.parametrize("case", SPLIT)
 def test_keys_in_parts(case, d, d_v, dtype):
-    """At 64 channels most of these take the kernel for few visits, which is not split."""
     *sizes, rule, options = SPLIT[case]
     check(*tensors(*sizes, d, dtype, d_v), rule=rule, align="none_end", **options)
 
@@ -131,6 +130,7 @@ def test_batches_that_fill_the_machine_are_not_split():
         (4, 2, 64, 128, dict(deterministic=True), True),  # packed heads
         (10, 2, 64, 64, dict(deterministic=True), True),
         (4, 2, 100, 128, {}, True),  # parts
+        (4, 2, 100, 64, {}, True),
         (4, 2, 100, 256, {}, True),
         (4, 2, 100, 128, dict(deterministic=True), False),
         (4, 2, 100, 128, dict(softcap=3.0), False),

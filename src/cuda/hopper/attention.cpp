@@ -66,22 +66,21 @@ struct Choice {
   std::int64_t packs, tiles, heads, tasks;  ///< tiles of a head; heads of all batch entries, or packs
 };
 Choice choose(const Problem& problem, const ExecutionPlan& plan, bool general) {
-  const auto kernel = [&](AttentionKind kind) {
-    return (problem.type == ElementType::float16
-                ? attention_kernel<ElementType::float16>
-                : attention_kernel<ElementType::bfloat16>)(padded_depth(problem), kind);
-  };
+  const auto kernel = problem.type == ElementType::float16 ? attention_kernel<ElementType::float16>
+                                                           : attention_kernel<ElementType::bfloat16>;
+  const int depth = padded_depth(problem);
   Choice choice{};
-  const auto kind = general                    ? AttentionKind::general
-                    : is_sparse(problem, plan) ? AttentionKind::sparse
-                                               : AttentionKind::plain;
-  choice.kernel = kernel(kind);
-  choice.packs = kind == AttentionKind::plain ? packs_of(problem, plan, choice.kernel.blocks) : 0;
-  choice.tiles = (plan.query_grid.count() + choice.kernel.blocks - 1) / choice.kernel.blocks;
-  choice.heads = problem.batch * (choice.packs > 0 ? problem.heads_kv * choice.packs : problem.heads_q);
-  choice.tasks = choice.heads * choice.tiles;
-  if (kind == AttentionKind::plain) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks);
-  if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(AttentionKind::split);
+  const auto take = [&](AttentionKind kind) {
+    choice.kernel = kernel(depth, kind);
+    choice.packs = kind == AttentionKind::plain ? packs_of(problem, plan, choice.kernel.blocks) : 0;
+    choice.tiles = (plan.query_grid.count() + choice.kernel.blocks - 1) / choice.kernel.blocks;
+    choice.heads = problem.batch * (choice.packs > 0 ? problem.heads_kv * choice.packs : problem.heads_q);
+    choice.tasks = choice.heads * choice.tiles;
+  };
+  take(general ? AttentionKind::general : AttentionKind::plain);
+  if (!general) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks);
+  if (!general && choice.parts.count <= 1 && is_sparse(problem, plan)) take(AttentionKind::sparse);
+  if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(depth, AttentionKind::split);
   choice.tasks *= choice.parts.count;
   return choice;
 }
