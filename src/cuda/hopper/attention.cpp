@@ -126,7 +126,9 @@ std::int32_t section_heads(const Problem& problem, std::int64_t heads, std::int6
 void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, const Choice& choice,
               std::int32_t thread_blocks, AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
-  args.maxima = (call.row_sum.data || call.row_max.data) && !problem.near_maxima;
+  const bool statistics = call.row_sum.data || call.row_max.data;
+  args.maxima = statistics && !problem.near_maxima;
+  args.noted = statistics || call.lse.data, args.extras = statistics || call.sink.data;
   args.bias = call.bias, args.alibi = call.alibi, args.sink = call.sink, args.alibi_offset = alibi_offset(plan);
   args.heads = call.heads, args.group = call.group_heads, args.d_v = call.d_v;
   args.queries = static_cast<std::int32_t>(problem.queries());

@@ -93,10 +93,11 @@ class Attention {
         exponentiate(s, softmax);
         p.pack(s);
       }
-      o.clear();
-      while (!step.last) {
+      bool first = kWarpgroups > 1;  // O = P V is next, not O += P V; for few visits zeros cost less
+      if (!first) o.clear();
+      for (; !step.last; first = false) {
         shared_.keys.wait_full(k_at);
-        issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
+        issue_scores_and_values(s, o, first, p, warpgroup, q_at, k_at, v_at);
         step = shared_.step[k_at.stage];  // again: fewer registers
         finish_scores(s, task, step, warpgroup, q_at, k_at);
         exponentiate(s, softmax);
@@ -110,8 +111,8 @@ class Attention {
       const auto next = next_task(q_at, warpgroup);
       more = next.exists() && next.has_steps();
       if (more) shared_.keys.wait_full(k_at);
-      issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
-      const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;        // where the Q of `task` was
+      issue_scores_and_values(s, o, first, p, warpgroup, q_at, k_at, v_at);  // no next task: nobody's scores
+      const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;               // where the Q of `task` was
       auto finished = softmax;
       if (more) {
         step = shared_.step[k_at.stage];
@@ -126,8 +127,8 @@ class Attention {
     }
     Issue::finish(warpgroup);
   }
-  /// S of the next step, O += P V of this one. Returns when S is there; O is to be waited for.
-  __device__ __forceinline__ void issue_scores_and_values(AccumulatorTile<kN>& s, AccumulatorTile<kD>& o,
+  /// S of the next step, O += P V of this one, or O = P V. Returns when S is there; O is to be waited for.
+  __device__ __forceinline__ void issue_scores_and_values(AccumulatorTile<kN>& s, AccumulatorTile<kD>& o, bool first,
                                                           const OperandTile<E, kN>& p, unsigned warpgroup,
                                                           QueryState q_at, State k_at, State v_at) {
     Issue::wait_turn(warpgroup);
@@ -136,7 +137,7 @@ class Attention {
     wgmma_commit();
     shared_.values.wait_full(v_at);
     wgmma_fence();
-    mma_AB(o, p, shared_.v[v_at.stage]);
+    mma_AB(o, p, shared_.v[v_at.stage], !first);
     wgmma_commit();
     Issue::pass_turn(warpgroup);
     wgmma_wait<1>();
@@ -276,36 +277,32 @@ class Attention {
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, const LazySoftmax& softmax, const Task task,
                                         int q_stage) {
     const std::int32_t row = lane_row() + 8 * (lane_number() % 2);  // a lane finishes one, and multiplies two
-    auto finished = softmax.finished(args_.maxima);
+    auto finished = softmax.finished(false);
     RowStatistics statistics{};
     const float scale = Traits::kGeneral ? 1.0f : args_.scale;
-    if (args_.maxima) statistics = finished.statistics(scale_log2(), scale);
-    else if (args_.row_sum.data || args_.row_max.data) statistics = finished.near_statistics(scale_log2(), scale);
-    const bool empty = finished.shift == LazySoftmax::kMinusInfinity;  // no score above -inf
-    float zero[4] = {};  // NaN where a result is not finite; four short chains
-    if (!empty && !(fabsf(finished.shift) < FinishedRow::kLargestShift)) zero[0] = NAN;
-    bool seen = !empty;
-    if (args_.sink.data && (seen || sees_a_key(task, row))) {
-      seen = true;
-      const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
-      if (!is_part()) finished.add_sink(sink), statistics.add_sink(sink);
+    bool seen = finished.shift != LazySoftmax::kMinusInfinity;  // a score above -inf
+    const float bad = seen && !(fabsf(finished.shift) < FinishedRow::kLargestShift) ? NAN : 0;
+    if (args_.extras) {  // most calls leave all this out, which O would wait for
+      if (args_.maxima) finished = softmax.finished(true), statistics = finished.statistics(scale_log2(), scale);
+      else if (args_.row_sum.data || args_.row_max.data) statistics = finished.near_statistics(scale_log2(), scale);
+      if (args_.sink.data && (seen || sees_a_key(task, row))) {
+        seen = true;
+        const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
+        if (!is_part()) finished.add_sink(sink), statistics.add_sink(sink);
+      }
     }
-    if (is_part()) {
-      if (!args_.maxima) finished.largest = fminf(__fdiv_rn(finished.shift, args_.scale_log2), FLT_MAX);
-      statistics = finished.statistics(args_.scale_log2, 1.0f);
-    }
+    if (is_part())
+      statistics =
+          args_.maxima ? finished.statistics(args_.scale_log2, 1) : finished.near_statistics(args_.scale_log2, 1);
     const float own = finished.sum == 0 ? 0.0f : __fdividef(finished.factor, finished.sum);
     const float factor[2] = {__shfl_sync(0xffffffffu, own, lane_number() & ~1u),
                              __shfl_sync(0xffffffffu, own, lane_number() | 1u)};
     rescale_rows(o, factor);
-#pragma unroll
-    for (int j = 0; j < kD / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) zero[e] = fmaf(0, o.x[j][e], zero[e]);
-    if (zero[0] + zero[1] + zero[2] + zero[3] != 0) leave_block(task);
+    if (o.nan_unless_finite(bad) != 0) leave_block(task);
     if (is_part()) store_part(o, task);
     else if constexpr (Traits::kBoxed) store_tile(o, q_stage);
     else store_rows(o, task);
+    if (!is_part() && !args_.noted) return;
     // Last: the fence in store_tile() waits for all that this thread has stored.
     const auto place = place_of_row(task, row / 64, row % 64);
     if (lane_number() % 4 >= 2 || place.index < 0) return;

@@ -100,18 +100,18 @@ struct LazySoftmax {
     }
   }
   /// After exponentiate(): raises shifts that the step's sums show to be too small. True if O and P have to be
-  /// rescaled, each row by `factor`. (A score more than 126 above the shift, also where rounding makes it more, makes the
-  /// result NaN or infinite, and the non-finite fallback computes it.)
+  /// rescaled, each row by `factor`. (Where rounding raises a shift by more than 126, the result is NaN or infinite, and the
+  /// non-finite fallback computes it.)
   __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
     constexpr float limit = 1 << int(kRescaleThreshold);
     const bool raised = __any_sync(0xffffffffu, step_sum_[0] > limit || step_sum_[1] > limit);
     if (raised) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float rise = log2f(fmaxf(quad_max(step_sum_[r]), 1.0f)), raised_shift = shift[r] + rise;
-        const float fall = shift[r] - raised_shift;  // by what the shift rose, rounded
+        const float raised_shift = shift[r] + __log2f(fmaxf(quad_max(step_sum_[r]), 1.0f));
+        const float fall = fminf(shift[r] - raised_shift, 0.0f);  // rounded; 0 beside NaN, where there is no shift yet
         // A factor of less than 2^-126 would be 0, which hides the row.
-        factor[r] = rise > 126 || fall < -126 ? NAN : rise > 0 ? exp2_approximately(fall) : 1.0f;
+        factor[r] = fall < -126 ? NAN : exp2_approximately(fall);
         shift[r] = raised_shift, row_sum[r] *= factor[r];
       }
     }

@@ -21,6 +21,15 @@ struct AccumulatorTile {
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[j][e] = 0;
   }
+  /// NaN if a number is not finite, else `others`, which is 0 or NaN.
+  __device__ __forceinline__ float nan_unless_finite(float others) const {
+    float y[4] = {others};  // four short chains
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) y[e] = fmaf(0, x[j][e], y[e]);
+    return y[0] + y[1] + y[2] + y[3];
+  }
   /// Ties the registers to this place, so that the compiler moves no reads of them from after a wait to before it.
   __device__ __forceinline__ void fence_operand() {
 #pragma unroll
@@ -60,13 +69,14 @@ __device__ __forceinline__ void mma_ABt(AccumulatorTile<kN>& s, const SharedTile
   for (int k = 0; k < kK; k += 16) wgmma<false, false>(s.x, a_at + A::columns(k), b_at + B::columns(k), k > 0, E());
 }
 
-/// Issues o += p b, o is (64 x N), p is (64 x K), b is (K x N).
+/// Issues o += p b, or o = p b if not `sum`; o is (64 x N), p is (64 x K), b is (K x N).
 template <class E, int kN, int kK>
 __device__ __forceinline__ void mma_AB(AccumulatorTile<kN>& o, const OperandTile<E, kK>& p,
-                                       const SharedTile<E, kK, kN>& b) {
+                                       const SharedTile<E, kK, kN>& b, bool sum) {
   const auto b_at = b.descriptor();
 #pragma unroll
-  for (int m = 0; m < kK / 16; ++m) wgmma<true>(o.x, p.x[m], b_at + SharedTile<E, kK, kN>::rows(16 * m), true, E());
+  for (int m = 0; m < kK / 16; ++m)
+    wgmma<true>(o.x, p.x[m], b_at + SharedTile<E, kK, kN>::rows(16 * m), sum || m > 0, E());
 }
 
 template <int kN>

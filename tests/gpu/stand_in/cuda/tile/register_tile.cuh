@@ -32,6 +32,7 @@ inline bool __any_sync(unsigned, bool x) {
   return any;
 }
 inline float exp2_approximately(float x) { return x < -126 ? 0.0f : exp2f(x); }  // no subnormal results
+inline float __log2f(float x) { return log2f(x); }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 
 template <int kCols>
