@@ -72,7 +72,7 @@ extern "C" int attention(const Call* call, void* stream) {
   if (call->lse)
     args.lse = {reinterpret_cast<char*>(call->lse), 2, (long long)call->heads * args.queries, args.queries, 1, 0};
   args.sink = {reinterpret_cast<char*>(call->sink), 2, 0, 1, 0, 0};
-  args.noted = call->lse, args.extras = call->sink;
+  args.stores_lse_or_pair = call->lse, args.has_sink_or_pair = call->sink;
   args.groups = call->groups, args.batch_groups = args.head_groups = 1;
   args.heads = call->heads, args.group = call->heads / call->heads_kv;
   args.tiles = (args.query_cut.blocks + WARPGROUPS - 1) / WARPGROUPS;

@@ -45,7 +45,7 @@ Result softmax_of(const Row& scores, const Row& values, float scale, const float
       for (int n = 0; n < s.kPerRow; ++n) out += s.at(0, n) * values[key(n)];
     }
     auto row = softmax.finished(maxima);
-    auto statistics = maxima ? row.statistics(scale_log2, scale) : row.near_statistics(scale_log2, scale);
+    auto statistics = row.statistics(scale_log2, scale, maxima);
     const bool large = row.shift != -kInfinity && !(std::fabs(row.shift) < (1 << 28));
     if (sink) row.add_sink(*sink), statistics.add_sink(*sink);
     outs[lane] = out * (row.sum == 0 ? 0 : row.factor / row.sum);

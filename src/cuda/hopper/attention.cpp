@@ -70,16 +70,18 @@ Choice choose(const Problem& problem, const ExecutionPlan& plan, bool general) {
                                                            : attention_kernel<ElementType::bfloat16>;
   const int depth = padded_depth(problem);
   Choice choice{};
-  const auto take = [&](AttentionKind kind) {
+  const auto set_kind = [&](AttentionKind kind) {
     choice.kernel = kernel(depth, kind);
     choice.packs = kind == AttentionKind::plain ? packs_of(problem, plan, choice.kernel.blocks) : 0;
     choice.tiles = (plan.query_grid.count() + choice.kernel.blocks - 1) / choice.kernel.blocks;
     choice.heads = problem.batch * (choice.packs > 0 ? problem.heads_kv * choice.packs : problem.heads_q);
     choice.tasks = choice.heads * choice.tiles;
   };
-  take(general ? AttentionKind::general : AttentionKind::plain);
+  set_kind(general ? AttentionKind::general : AttentionKind::plain);
   if (!general) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks);
-  if (!general && choice.parts.count <= 1 && is_sparse(problem, plan)) take(AttentionKind::sparse);
+  // Tasks of one query block are as fast as three parts: their steps are shorter where multiprocessors are idle.
+  if (!general && choice.parts.count < 4 && is_sparse(problem, plan))
+    set_kind(AttentionKind::sparse), choice.parts = {};
   if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(depth, AttentionKind::split);
   choice.tasks *= choice.parts.count;
   return choice;
@@ -126,9 +128,9 @@ std::int32_t section_heads(const Problem& problem, std::int64_t heads, std::int6
 void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, const Choice& choice,
               std::int32_t thread_blocks, AttentionArgs& args) {
   args.out = call.out, args.lse = call.lse, args.row_sum = call.row_sum, args.row_max = call.row_max;
-  const bool statistics = call.row_sum.data || call.row_max.data;
-  args.maxima = statistics && !problem.near_maxima;
-  args.noted = statistics || call.lse.data, args.extras = statistics || call.sink.data;
+  const bool pair = call.row_sum.data || call.row_max.data;
+  args.maxima = pair && !problem.near_maxima;
+  args.stores_lse_or_pair = pair || call.lse.data, args.has_sink_or_pair = pair || call.sink.data;
   args.bias = call.bias, args.alibi = call.alibi, args.sink = call.sink, args.alibi_offset = alibi_offset(plan);
   args.heads = call.heads, args.group = call.group_heads, args.d_v = call.d_v;
   args.queries = static_cast<std::int32_t>(problem.queries());

@@ -279,21 +279,19 @@ class Attention {
     const std::int32_t row = lane_row() + 8 * (lane_number() % 2);  // a lane finishes one, and multiplies two
     auto finished = softmax.finished(false);
     RowStatistics statistics{};
-    const float scale = Traits::kGeneral ? 1.0f : args_.scale;
     bool seen = finished.shift != LazySoftmax::kMinusInfinity;  // a score above -inf
     const float bad = seen && !(fabsf(finished.shift) < FinishedRow::kLargestShift) ? NAN : 0;
-    if (args_.extras) {  // most calls leave all this out, which O would wait for
-      if (args_.maxima) finished = softmax.finished(true), statistics = finished.statistics(scale_log2(), scale);
-      else if (args_.row_sum.data || args_.row_max.data) statistics = finished.near_statistics(scale_log2(), scale);
+    if (args_.has_sink_or_pair) {  // one branch, since O waits for all branches here
+      if (args_.maxima) finished = softmax.finished(true);
+      if (args_.row_sum.data || args_.row_max.data)
+        statistics = finished.statistics(scale_log2(), Traits::kGeneral ? 1 : args_.scale, args_.maxima);
       if (args_.sink.data && (seen || sees_a_key(task, row))) {
         seen = true;
         const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
         if (!is_part()) finished.add_sink(sink), statistics.add_sink(sink);
       }
     }
-    if (is_part())
-      statistics =
-          args_.maxima ? finished.statistics(args_.scale_log2, 1) : finished.near_statistics(args_.scale_log2, 1);
+    if (is_part()) statistics = finished.statistics(args_.scale_log2, 1, args_.maxima);
     const float own = finished.sum == 0 ? 0.0f : __fdividef(finished.factor, finished.sum);
     const float factor[2] = {__shfl_sync(0xffffffffu, own, lane_number() & ~1u),
                              __shfl_sync(0xffffffffu, own, lane_number() | 1u)};
@@ -302,7 +300,7 @@ class Attention {
     if (is_part()) store_part(o, task);
     else if constexpr (Traits::kBoxed) store_tile(o, q_stage);
     else store_rows(o, task);
-    if (!is_part() && !args_.noted) return;
+    if (!is_part() && !args_.stores_lse_or_pair) return;
     // Last: the fence in store_tile() waits for all that this thread has stored.
     const auto place = place_of_row(task, row / 64, row % 64);
     if (lane_number() % 4 >= 2 || place.index < 0) return;

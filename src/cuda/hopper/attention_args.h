@@ -18,7 +18,8 @@ struct AttentionArgs {
   Rows out;                 ///< channels are neighbours; rows begin on 16 bytes
   Numbers lse, row_sum, row_max;
   bool maxima;                              ///< row_max is the maximum, not any number near it
-  bool noted, extras;                       ///< is any of lse, row_sum, row_max given? Of row_sum, row_max, sink?
+  bool stores_lse_or_pair;                  ///< lse, row_sum or row_max is given
+  bool has_sink_or_pair;                    ///< a sink, row_sum or row_max is given
   Numbers bias, alibi, sink;                ///< data null: none
   std::int32_t alibi_offset;                ///< a pair's coordinates differ by query - key + alibi_offset
   std::int32_t heads, group, queries, d_v;  ///< group: query heads of a key head

@@ -46,15 +46,13 @@ struct FinishedRow {
     sum = fabsf(together) < kLargestShift ? sum * factor + exp2f(fmaf(sink, log2_e, -together)) : NAN;
     shift = together;
   }
-  /// Before the sink. The largest score's P is a term of the sum, and exactly 1 in l.
-  __device__ __forceinline__ RowStatistics statistics(float scale_log2, float scale) const {
+  /// Before the sink. The largest score's P is a term of the sum, and exactly 1 in l. maxima: were they noted? If not, m is
+  /// a number near the largest score. Its unit is that of scores, in which scale_log2 is not rounded: pairs of other kernels
+  /// and sinks have it too.
+  __device__ __forceinline__ RowStatistics statistics(float scale_log2, float scale, bool maxima) const {
     if (sum == 0) return {};
-    return {largest * scale, __fdiv_rn(sum, exp2_approximately(fmaf(largest, scale_log2, -shift)))};
-  }
-  /// The same with a number near the largest score, where the maxima were not noted. Its unit is that of scores, in which
-  /// scale_log2 is not rounded: pairs of other kernels and sinks have it too.
-  __device__ __forceinline__ RowStatistics near_statistics(float scale_log2, float scale) const {
-    return FinishedRow{shift, sum, factor, fminf(__fdiv_rn(shift, scale_log2), FLT_MAX)}.statistics(scale_log2, scale);
+    const float m = maxima ? largest : fminf(__fdiv_rn(shift, scale_log2), FLT_MAX);
+    return {m * scale, __fdiv_rn(sum, exp2_approximately(fmaf(m, scale_log2, -shift)))};
   }
   __device__ __forceinline__ float lse() const { return sum == 0 ? kMinusInfinity : shift * 0.6931471806f + logf(sum); }
 };
@@ -100,7 +98,7 @@ struct LazySoftmax {
     }
   }
   /// After exponentiate(): raises shifts that the step's sums show to be too small. True if O and P have to be
-  /// rescaled, each row by `factor`. (Where rounding raises a shift by more than 126, the result is NaN or infinite, and the
+  /// rescaled, each row by `factor`. (Where a shift, which is rounded, rises by more than 126, the result is NaN, and the
   /// non-finite fallback computes it.)
   __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
     constexpr float limit = 1 << int(kRescaleThreshold);
@@ -109,7 +107,7 @@ struct LazySoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float raised_shift = shift[r] + __log2f(fmaxf(quad_max(step_sum_[r]), 1.0f));
-        const float fall = fminf(shift[r] - raised_shift, 0.0f);  // rounded; 0 beside NaN, where there is no shift yet
+        const float fall = fminf(shift[r] - raised_shift, 0.0f);  // rounded; 0 where the shift is not finite
         // A factor of less than 2^-126 would be 0, which hides the row.
         factor[r] = fall < -126 ? NAN : exp2_approximately(fall);
         shift[r] = raised_shift, row_sum[r] *= factor[r];
