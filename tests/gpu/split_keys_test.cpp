@@ -49,6 +49,8 @@ TEST(SplitKeys, HaveEveryVisitedBlock) {
     const auto plan = make_plan(problem, tile_menu(problem));
     const auto tasks = one_of(1, 5, 16, 60, 67, 1000), step_keys = one_of(64, 128);
     const auto parts = key_parts(problem, *plan, step_keys, tasks);
+    const auto beside = key_parts(problem, *plan, step_keys, tasks, true);  // the same parts, or none
+    EXPECT_TRUE(beside.count == 1 || (beside.count == parts.count && beside.blocks == parts.blocks));
     if (parts.count == 1) {
       EXPECT_EQ(parts.first, 0);
       EXPECT_GE(parts.blocks, plan->key_grid.count());
@@ -73,6 +75,21 @@ TEST(SplitKeys, HaveEveryVisitedBlock) {
     EXPECT_LT(parts.first + (parts.count - 1) * parts.blocks, end);
   }
   EXPECT_GT(split, 100);
+}
+
+/// As measured at 64 channels beside tasks of one query block (docs/notes/gpu-decode.md).
+TEST(SplitKeys, SaveMoreThanTasksOfOneQueryBlock) {
+  const auto count = [](std::int64_t heads, std::int64_t queries, std::int64_t keys, bool few_visits) {
+    const TensorView q(nullptr, ElementType::bfloat16, {1, heads, queries, 64}, gpu);
+    const TensorView k(nullptr, ElementType::bfloat16, {1, heads, keys, 64}, gpu);
+    const auto problem = shape_problem(q, k, k, Options(), Direction::forward);
+    return key_parts(problem, *make_plan(problem, tile_menu(problem)), 128, heads * ((queries + 191) / 192), few_visits)
+        .count;
+  };
+  EXPECT_EQ(count(16, 100, 4000, true), 8);
+  EXPECT_EQ(count(32, 200, 6000, true), 2);
+  EXPECT_EQ(count(32, 200, 2048, true), 1);
+  EXPECT_EQ(count(32, 200, 2048, false), 2);
 }
 
 }  // namespace

@@ -130,7 +130,8 @@ def test_batches_that_fill_the_machine_are_not_split():
         (4, 2, 64, 128, dict(deterministic=True), True),  # packed heads
         (10, 2, 64, 64, dict(deterministic=True), True),
         (4, 2, 100, 128, {}, True),  # parts
-        (4, 2, 100, 64, {}, True),
+        (22, 22, 100, 64, {}, True),
+        (30, 30, 100, 64, {}, False),  # two parts are no faster than tasks of one query block
         (4, 2, 100, 256, {}, True),
         (4, 2, 100, 128, dict(deterministic=True), False),
         (4, 2, 100, 128, dict(softcap=3.0), False),

@@ -77,11 +77,10 @@ Choice choose(const Problem& problem, const ExecutionPlan& plan, bool general) {
     choice.heads = problem.batch * (choice.packs > 0 ? problem.heads_kv * choice.packs : problem.heads_q);
     choice.tasks = choice.heads * choice.tiles;
   };
+  const bool sparse = !general && is_sparse(problem, plan);
   set_kind(general ? AttentionKind::general : AttentionKind::plain);
-  if (!general) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks);
-  // Tasks of one query block are as fast as three parts: their steps are shorter where multiprocessors are idle.
-  if (!general && choice.parts.count < 4 && is_sparse(problem, plan))
-    set_kind(AttentionKind::sparse), choice.parts = {};
+  if (!general) choice.parts = key_parts(problem, plan, choice.kernel.keys, choice.tasks, sparse);
+  if (sparse && choice.parts.count == 1) set_kind(AttentionKind::sparse);
   if (choice.packs > 0 || choice.parts.count > 1) choice.kernel = kernel(depth, AttentionKind::split);
   choice.tasks *= choice.parts.count;
   return choice;

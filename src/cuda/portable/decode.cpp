@@ -281,7 +281,8 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   if (args.parts > 1) join(args, kernels, stream, early);
 }
 
-KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks) {
+KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks,
+                   bool few_visits) {
   const std::int64_t machine = facts_of(problem.device).multiprocessors;
   if (problem.deterministic || problem.dimensions != 1 || !plain_rows(problem, plan.query_grid) ||
       !plain_rows(problem, plan.key_grid) || plan.groups[0].program.has_documents || tasks == 0 || 2 * tasks > machine)
@@ -303,13 +304,14 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
                                                   static_cast<std::int64_t>(device_bytes(problem, plan)) +
                                                   problem.batch * problem.heads_q * query_blocks + 8192
                                             : 0;
-  // Joining costs as much as five steps, and one for each 2 MiB of partial results.
+  // Joining costs as much as five steps, and one for each 2 MiB of partial results. Tasks of one query block, for few
+  // visits, have more multiprocessors at work, and take two thirds of the time.
   const std::int64_t step_blocks = step_keys / 64, steps = (end - first + step_blocks - 1) / step_blocks;
   KeyParts best;
   std::int64_t most_saved = 5;
   for (std::int64_t parts = 2; parts <= std::min<std::int64_t>(machine / tasks, kPartsJoined); ++parts) {
     const auto each = (steps + parts - 1) / parts, bytes = part_bytes(problem, {parts, 0, 0});
-    const auto saved = steps - each - bytes / (2 << 20);
+    const auto saved = (few_visits ? 2 * steps / 3 : steps) - each - bytes / (2 << 20);
     if (problem.memory_budget && bytes > *problem.memory_budget - others) break;
     if (saved > most_saved) most_saved = saved, best = {(steps + each - 1) / each, each * step_blocks, first};
   }

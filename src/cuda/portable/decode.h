@@ -36,8 +36,9 @@ struct KeyParts {
 };
 
 /// How many parts are fastest where a call of Hopper's forward kernel has too few tasks for all multiprocessors.
-/// step_keys: of a step of the kernel.
-KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks);
+/// step_keys: of a step of the kernel. few_visits: one part would be that of the kernel for few visits.
+KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64_t step_keys, std::int64_t tasks,
+                   bool few_visits = false);
 
 /// Rows of the parts' results, and the bytes of these and their statistics; 0 if there is one part.
 std::int64_t part_rows(const Problem& problem, const KeyParts& parts);
