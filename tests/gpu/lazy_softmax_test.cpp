@@ -36,8 +36,7 @@ Result softmax_of(const Row& scores, const Row& values, float scale, const float
     for (std::size_t first = 0; first < scores.size(); first += kCols) {
       const auto key = [&](int n) { return first + n / 2 * 8 + 2 * lane + n % 2; };
       for (int n = 0; n < s.kPerRow; ++n) s.at(0, n) = s.at(1, n) = scores[key(n)];
-      if (maxima) softmax.note_maxima(s);
-      softmax.exponentiate(s, scale_log2);
+      softmax.exponentiate(s, scale_log2, maxima);
       if (first > 0 && softmax.raise_shift_by_sums(factor)) {
         out *= factor[0];
         for (int n = 0; n < s.kPerRow; ++n) s.at(0, n) *= factor[0];

@@ -5,8 +5,8 @@
 // warp loads K, step by step, by TMA; another loads V; a third takes tasks, loads Q and stores O. A consumer warpgroup
 // keeps S, P and O in registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs
 // while the tensor cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q
-// was, or from registers. Masks are the plan's runs and words: a step is a few key blocks that any of
-// the tile's query blocks visits. For few visits a task is one query block, and a multiprocessor has some thread blocks.
+// was, or from registers. Masks are the plan's runs and words: a step is a few key blocks that any of the tile's query
+// blocks visits. For few visits a task is one query block, and a multiprocessor has some thread blocks.
 // Where a sequence is one query block, the warpgroups have a head each that share a key head (PackGQA). Where there are
 // few tasks, each has a part of the keys (split-KV): its O leaves from registers in float32, and decode's kernel joins the
 // parts.
@@ -63,8 +63,8 @@ class Attention {
  private:
   // --- Consumers -----------------------------------------------------------------------------------------------------
 
-  /// Steps form one stream over all tasks: the first scores of a task are made beside the last O += P V of the one
-  /// before, and so is their softmax.
+  /// Steps form one stream over all tasks: the first S of a task is issued behind the last O += P V of the one before, and
+  /// made while that O is stored.
   __device__ __forceinline__ void consume(unsigned warpgroup) {
     State k_at, v_at;
     QueryState q_at;
@@ -75,72 +75,69 @@ class Attention {
     float factor[2];
 
     Task task;
-    StepInfo step;
-    bool more = false;  // is the first P of `task` there?
+    bool more = false;  // is the first S of `task` there?
     Issue::init(warpgroup);
     for (;;) {
       if (!more) {
         task = wait_task(q_at, warpgroup);
         if (!task.exists()) break;
         shared_.keys.wait_full(k_at);
-        step = shared_.step[k_at.stage];
-        wgmma_fence();
-        mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
-        wgmma_commit();
+        issue_scores(s, warpgroup, q_at, k_at);
         wgmma_wait<0>();
-        finish_scores(s, task, step, warpgroup, q_at, k_at);
-        softmax.reset();
-        exponentiate(s, softmax);
-        p.pack(s);
       }
-      bool first = kWarpgroups > 1;  // O = P V is next, not O += P V; for few visits zeros cost less
-      if (!first) o.clear();
+      StepInfo step = shared_.step[k_at.stage];
+      finish_scores(s, task, step, warpgroup, q_at, k_at);
+      softmax.reset();
+      softmax.exponentiate(s, scale_log2(), args_.maxima);
+      p.pack(s);
+      bool first = true;  // O = P V is next, not O += P V
       for (; !step.last; first = false) {
         shared_.keys.wait_full(k_at);
-        issue_scores_and_values(s, o, first, p, warpgroup, q_at, k_at, v_at);
-        step = shared_.step[k_at.stage];  // again: fewer registers
+        Issue::wait_turn(warpgroup);
+        issue_scores(s, warpgroup, q_at, k_at);
+        issue_values(o, first, p, v_at);
+        Issue::pass_turn(warpgroup);
+        wgmma_wait<1>();
+        step = shared_.step[k_at.stage];
         finish_scores(s, task, step, warpgroup, q_at, k_at);
-        exponentiate(s, softmax);
+        softmax.exponentiate(s, scale_log2(), args_.maxima);
         // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
+        wgmma_wait<0>();
         finish_values(o, v_at);
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
+      Issue::wait_turn(warpgroup);
+      issue_values(o, first, p, v_at);
+      Issue::pass_turn(warpgroup);
       const auto next = next_task(q_at, warpgroup);
       more = next.exists() && next.has_steps();
       if (more) shared_.keys.wait_full(k_at);
-      issue_scores_and_values(s, o, first, p, warpgroup, q_at, k_at, v_at);  // no next task: nobody's scores
-      const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;               // where the Q of `task` was
-      auto finished = softmax;
-      if (more) {
-        step = shared_.step[k_at.stage];
-        finish_scores(s, next, step, warpgroup, q_at, k_at);
-        softmax.reset();
-        exponentiate(s, softmax);
-      }
+      // Without a next task too, since ptxas serializes products behind a branch. Nobody reads that S.
+      issue_scores(s, warpgroup, q_at, k_at);
+      const int q_stage = Traits::kBoxed ? q_at.stage ^ 1 : 0;  // where the Q of `task` was
+      wgmma_wait<1>();
       finish_values(o, v_at);
-      if (more) p.pack(s);
-      store(o, finished, Traits::kBoxed ? shared_.task[q_stage][warpgroup] : task, q_stage);
+      store(o, softmax, Traits::kBoxed ? shared_.task[q_stage][warpgroup] : task, q_stage);
+      wgmma_wait<0>();
       task = next;
     }
     Issue::finish(warpgroup);
   }
-  /// S of the next step, O += P V of this one, or O = P V. Returns when S is there; O is to be waited for.
-  __device__ __forceinline__ void issue_scores_and_values(AccumulatorTile<kN>& s, AccumulatorTile<kD>& o, bool first,
-                                                          const OperandTile<E, kN>& p, unsigned warpgroup,
-                                                          QueryState q_at, State k_at, State v_at) {
-    Issue::wait_turn(warpgroup);
+  __device__ __forceinline__ void issue_scores(AccumulatorTile<kN>& s, unsigned warpgroup, QueryState q_at,
+                                               State k_at) {
     wgmma_fence();
     mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
     wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_values(AccumulatorTile<kD>& o, bool first, const OperandTile<E, kN>& p,
+                                               State v_at) {
     shared_.values.wait_full(v_at);
     wgmma_fence();
     mma_AB(o, p, shared_.v[v_at.stage], !first);
     wgmma_commit();
-    Issue::pass_turn(warpgroup);
-    wgmma_wait<1>();
   }
 
   __device__ __forceinline__ static unsigned cells_of(const StepInfo& step, unsigned warpgroup) {
@@ -199,14 +196,9 @@ class Attention {
     }
   }
   __device__ __forceinline__ void finish_values(AccumulatorTile<kD>& o, State& v_at) {
-    wgmma_wait<0>();
     o.fence_operand();
     shared_.values.release(v_at);
     v_at.advance();
-  }
-  __device__ __forceinline__ void exponentiate(AccumulatorTile<kN>& s, LazySoftmax& softmax) const {
-    if (args_.maxima) softmax.note_maxima(s);
-    softmax.exponentiate(s, scale_log2());
   }
   __device__ __forceinline__ float scale_log2() const { return Traits::kGeneral ? 1.4426950409f : args_.scale_log2; }
   /// This lane's first row of the tile; the second is 8 behind it.

@@ -62,7 +62,7 @@ struct LazySoftmax {
   /// scores times scale_log2 are less than any number.
   float shift[2];
   float row_sum[2];  ///< over this lane's keys
-  float largest[2];  ///< greatest score of this lane's keys, if note_maxima() is called
+  float largest[2];  ///< greatest score of this lane's keys, if `maxima` are noted
   static constexpr float kMinusInfinity = -__builtin_huge_valf(), kLowest = -FLT_MAX;
   static constexpr float kRescaleThreshold = 8;  ///< rows are rescaled when P would exceed 2^kRescaleThreshold
 
@@ -71,18 +71,18 @@ struct LazySoftmax {
     row_sum[0] = row_sum[1] = step_sum_[0] = step_sum_[1] = 0;
   }
 
-  /// For the statistic m, which nothing else needs.
+  /// s becomes P. Rows that have no shift yet start with their maximum. maxima: note those of all steps, for the
+  /// statistic m, which nothing else needs.
   template <int kCols>
-  __device__ __forceinline__ void note_maxima(AccumulatorTile<kCols>& s) {
-    float row_max[2];
-    row_maxima(s, row_max);
-    largest[0] = fmaxf(largest[0], row_max[0]), largest[1] = fmaxf(largest[1], row_max[1]);
-  }
-  /// s becomes P. Rows that have no shift yet start with their maximum.
-  template <int kCols>
-  __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2) {
+  __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2, bool maxima) {
     using Tile = AccumulatorTile<kCols>;
-    if (__any_sync(0xffffffffu, shift[0] <= kLowest || shift[1] <= kLowest)) init_rows(s, scale_log2);
+    const bool begins = __any_sync(0xffffffffu, shift[0] <= kLowest || shift[1] <= kLowest);
+    if (begins || maxima) {
+      float row_max[2];
+      row_maxima(s, row_max);
+      largest[0] = fmaxf(largest[0], row_max[0]), largest[1] = fmaxf(largest[1], row_max[1]);
+      if (begins) init_rows(row_max, scale_log2);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float subtracted = shift[r] <= kLowest ? 0.0f : shift[r];
@@ -139,10 +139,7 @@ struct LazySoftmax {
     }
   }
   /// Rows without a shift: their keys before this step, if any, weigh nothing beside a score that its scale bears.
-  template <int kCols>
-  __device__ __forceinline__ void init_rows(AccumulatorTile<kCols>& s, float scale_log2) {
-    float row_max[2];
-    row_maxima(s, row_max);
+  __device__ __forceinline__ void init_rows(const float (&row_max)[2], float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float largest_score = quad_max(row_max[r]);

@@ -15,12 +15,6 @@ struct AccumulatorTile {
   __device__ __forceinline__ float& at(int row, int column) { return x[column / 2][2 * row + column % 2]; }
   static constexpr int kPerRow = 2 * kGroups;  ///< numbers that a lane has of a row
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[j][e] = 0;
-  }
   /// NaN if a number is not finite, else `others`, which is 0 or NaN.
   __device__ __forceinline__ float nan_unless_finite(float others) const {
     float y[4] = {others};  // four short chains
