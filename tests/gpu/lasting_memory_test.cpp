@@ -1,5 +1,5 @@
-// Memory of plans that are gone, where a GPU's memory is full. No GPU is needed: what the run-time library does is done
-// here, in the CPU's memory, and is written down.
+// Memory that outlives calls: of plans that are gone, where a GPU's memory is full, and streams' counters. No GPU is
+// needed: what the run-time library does is done here, in the CPU's memory, and is written down.
 #include "cuda/common/lasting_memory.h"
 
 #include <cuda.h>
@@ -7,15 +7,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <memory>
+#include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "cuda/common/memory.h"
+#include "cuda/common/stream_counters.h"
 
 namespace {
 
@@ -24,7 +30,8 @@ bool no_byte = false;  ///< cudaMalloc fails
 int current = 0;       ///< device
 int waits = 0;         ///< for the device
 int stream_waits = 0;
-int refused = 0;  ///< so many of the pools' next settings fail
+int refused = 0;                              ///< so many of the pools' next settings fail
+auto captured = cudaStreamCaptureStatusNone;  ///< all streams
 std::uintptr_t pools = 0;
 auto capture_mode = cudaStreamCaptureModeGlobal;  ///< the thread's
 cudaError_t last = cudaSuccess;
@@ -64,7 +71,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(*mode, capture_mode), cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+  return *status = captured, cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = stream_of(1), cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
@@ -78,6 +85,7 @@ cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaHostAlloc(void**, std::size_t, unsigned) { return fail(cudaErrorMemoryAllocation); }
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  if (captured != cudaStreamCaptureStatusNone) return captured = cudaStreamCaptureStatusInvalidated, cudaErrorUnknown;
   return *id = reinterpret_cast<std::uintptr_t>(stream), cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
@@ -98,7 +106,7 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t bytes) {
 }
 cudaError_t cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaStream_t) {
   if (full > 0) return --full, fail(cudaErrorMemoryAllocation);
-  return *data = std::malloc(bytes), cudaSuccess;
+  return *data = std::memset(std::malloc(bytes), 0xa5, bytes), cudaSuccess;
 }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   freed.push_back({data, stream, waits});
@@ -245,6 +253,64 @@ TEST_F(LastingMemoryTest, WhatIsBroughtIsWaitedForWhereItIsNotCopiedAside) {
     EXPECT_EQ(to, 5);
     EXPECT_EQ(stream_waits, waited + device);
   }
+}
+
+std::int32_t* counters_of(int device, std::uintptr_t stream) { return StreamCounters(device, stream_of(stream)).get(); }
+
+TEST(StreamCounters, AreZerosOfEachStreamsOwn) {
+  std::set<std::int32_t*> found;
+  for (const int device : {3, 4})
+    for (std::uintptr_t stream = 100; stream < 1100; ++stream) {
+      auto* const own = counters_of(device, stream);
+      ASSERT_NE(own, nullptr) << stream;
+      EXPECT_TRUE(found.insert(own).second) << "two streams have the same";
+      EXPECT_EQ(own[0] | own[1] | own[2], 0);
+      own[0] = own[1] = own[2] = 1;
+    }
+  EXPECT_EQ(counters_of(3, 1100), nullptr) << "there is room for a thousand";
+  EXPECT_TRUE(found.count(counters_of(3, 100))) << "a stream keeps its own";
+}
+
+TEST(StreamCounters, AreNotForCapturesNorForWhatIsAnotherStreamInEachThread) {
+  EXPECT_NE(counters_of(5, 100), nullptr);
+  captured = cudaStreamCaptureStatusActive;
+  EXPECT_EQ(counters_of(5, 100), nullptr);
+  EXPECT_EQ(captured, cudaStreamCaptureStatusActive) << "invalidated";
+  captured = cudaStreamCaptureStatusNone;
+  EXPECT_EQ(StreamCounters(5, cudaStreamPerThread).get(), nullptr);
+}
+
+/// The call has its workspace. It is not asked again, since that would wait for the device.
+TEST(StreamCounters, AreNotWithoutMemoryWhichIsAskedForOnce) {
+  full = 2;
+  EXPECT_EQ(counters_of(6, 100), nullptr);
+  EXPECT_EQ(full, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(counters_of(6, 100), nullptr);
+}
+
+/// Another thread's kernels do not come between a call's, but those of other streams may.
+TEST(StreamCounters, AreHeldWhileTheyExist) {
+  auto held = std::make_unique<StreamCounters>(7, stream_of(100));
+  EXPECT_NE(counters_of(7, 101), nullptr);
+  std::atomic<bool> begun = false, done = false;
+  std::thread other([&] {
+    begun = true;
+    StreamCounters(7, stream_of(100));
+    done = true;
+  });
+  while (!begun) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(done);
+  StreamCounters moved = std::move(*held);
+  EXPECT_EQ(held->get(), nullptr);
+  EXPECT_NE(moved.get(), nullptr);
+  held.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(done) << "what is moved from holds nothing";
+  moved = StreamCounters();
+  other.join();
+  EXPECT_TRUE(done);
 }
 
 }  // namespace

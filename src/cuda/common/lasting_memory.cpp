@@ -101,8 +101,12 @@ LeftBlocks& left_on(int device) {
 
 }  // namespace
 
-StreamUsed::StreamUsed(cudaStream_t stream) : id_(many) {
-  if (stream != cudaStreamPerThread) give_back(cudaStreamGetId(stream, &id_));  // it is another one in each thread
+std::optional<StreamId> lasting_id(cudaStream_t stream) {
+  StreamId id = 0;
+  if (stream == cudaStreamPerThread) return {};
+  if (cudaStreamGetId(stream, &id) == cudaSuccess) return id;
+  cudaGetLastError();
+  return {};
 }
 
 void prepare_to_free(int device) {

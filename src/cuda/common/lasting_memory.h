@@ -6,24 +6,29 @@
 #include <cstddef>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace anyflash::cuda {
 
-/// The stream that calls used, by an id that no other stream ever has. Or the fact that they used several streams, or
-/// one without such an id.
+using StreamId = unsigned long long;
+/// An id that no other stream of the process ever has. None for cudaStreamPerThread, which is another stream in each
+/// thread. Not for a stream in capture: the question would invalidate the capture.
+std::optional<StreamId> lasting_id(cudaStream_t stream);
+
+/// The stream that calls used, by its id. Or the fact that they used several streams, or one without an id.
 class StreamUsed {
  public:
   StreamUsed() = default;
-  explicit StreamUsed(cudaStream_t stream);
+  explicit StreamUsed(cudaStream_t stream) : id_(lasting_id(stream).value_or(many)) {}
   void add(const StreamUsed& other) { id_ = id_ == none || id_ == other.id_ ? other.id_ : many; }
   /// Did all calls use the other's stream?
   bool is(const StreamUsed& other) const { return id_ == other.id_ && id_ != many; }
 
  private:
-  static constexpr unsigned long long none = ~0ull, many = none - 1;
+  static constexpr StreamId none = ~0ull, many = none - 1;
 
-  unsigned long long id_ = none;
+  StreamId id_ = none;
 };
 
 struct LastingBlock {

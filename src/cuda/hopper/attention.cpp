@@ -1,13 +1,14 @@
 #include "cuda/hopper/attention.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/common/device.h"
 #include "cuda/common/device_masks.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/stream_counters.h"
 #include "cuda/hopper/attention_args.h"
 #include "cuda/hopper/maps.h"
-#include "cuda/hopper/report.h"
 #include "cuda/portable/decode.h"
 #include "cuda/portable/launch.h"
 #include "plan/runs.h"
@@ -86,9 +87,9 @@ Choice choose(const Problem& problem, const ExecutionPlan& plan, bool general) {
   return choice;
 }
 
-/// Of what is noted of each query block of each head.
-std::int64_t noted_bytes(const Problem& problem, const ExecutionPlan& plan) {
-  return (problem.batch * problem.heads_q * plan.query_grid.count() + 255) / 256 * 256;
+/// Of what is noted of each query block of each head, for each part of the keys.
+std::int64_t noted_bytes(const Problem& problem, const ExecutionPlan& plan, const KeyParts& parts) {
+  return (problem.batch * problem.heads_q * plan.query_grid.count() * parts.count + 255) / 256 * 256;
 }
 
 /// False if TMA does not take a tensor, as it lies.
@@ -163,8 +164,9 @@ bool attention_serves(const Problem& problem, const ExecutionPlan& plan) {
 
 std::int64_t attention_workspace(const Problem& problem, const ExecutionPlan& plan) {
   if (!attention_serves(problem, plan)) return 0;
-  return report_bytes + noted_bytes(problem, plan) +
-         part_bytes(problem, choose(problem, plan, is_general(problem)).parts) + word_workspace(problem, plan, true);
+  const auto parts = choose(problem, plan, is_general(problem)).parts;
+  return report_bytes + noted_bytes(problem, plan, parts) + part_bytes(problem, parts) +
+         word_workspace(problem, plan, true);
 }
 
 Again attention(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
@@ -176,17 +178,20 @@ Again attention(const Problem& problem, const ExecutionPlan& plan, const Forward
   AttentionArgs args{};
   if (!map_all(problem, plan, call, kernel, args)) return {};
   describe(problem, plan, call, choice, thread_blocks, args);
-  const auto cleared = report_bytes + noted_bytes(problem, plan);
-  check(cudaMemsetAsync(workspace, 0, cleared, stream), "clearing a counter");
-  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.again = args.next_task + 1;
-  args.again_blocks = reinterpret_cast<std::uint8_t*>(workspace + report_bytes);
-  args.results = reinterpret_cast<float*>(workspace + cleared);
-  args.statistics = args.results + part_rows(problem, choice.parts) * problem.d_v;
-  args.words = masks.words(true, workspace + cleared + part_bytes(problem, choice.parts), args.again);
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
-  launch(kernel.function, std::min(args.tasks, thread_blocks), kernel.threads, kernel.bytes, &args, stream);
+  StreamCounters counters(problem.device.index, stream);
+  const bool lasting = counters.get();
+  if (!lasting) check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing counters");
+  args.next_task = lasting ? counters.get() : reinterpret_cast<std::int32_t*>(workspace);
+  args.again = args.next_task + 1;
+  args.again_blocks = reinterpret_cast<std::uint8_t*>(workspace + report_bytes);
+  workspace += report_bytes + noted_bytes(problem, plan, choice.parts);
+  args.results = reinterpret_cast<float*>(workspace);
+  args.statistics = args.results + part_rows(problem, choice.parts) * problem.d_v;
+  args.words = masks.words(true, workspace + part_bytes(problem, choice.parts), args.again);
+  launch(kernel.function, std::min(args.tasks, thread_blocks), kernel.threads, kernel.bytes, &args, stream, lasting);
   if (args.parts > 1) join_parts(problem, call, args.parts, args.results, args.statistics, stream);
-  return {args.again, args.again_blocks};
+  return {args.again, args.again_blocks, args.parts, std::move(counters)};
 }
 
 }  // namespace anyflash::cuda

@@ -45,6 +45,7 @@ class Attention {
       shared_.keys.init(4 * kWarpgroups), shared_.values.init(4 * kWarpgroups);
       barriers_begun();
     }
+    wait_for_kernel_before();
     __syncthreads();
     const unsigned warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == kWarpgroups) {
@@ -288,7 +289,7 @@ class Attention {
     const float factor[2] = {__shfl_sync(0xffffffffu, own, lane_number() & ~1u),
                              __shfl_sync(0xffffffffu, own, lane_number() | 1u)};
     rescale_rows(o, factor);
-    if (o.nan_unless_finite(bad) != 0) leave_block(task);
+    if (o.nan_unless_finite(bad) != 0) *args_.again = kBlocksAgain, note_block(args_, task, row / 64, 1);
     if (is_part()) store_part(o, task);
     else if constexpr (Traits::kBoxed) store_tile(o, q_stage);
     else store_rows(o, task);
@@ -298,13 +299,6 @@ class Attention {
     if (lane_number() % 4 >= 2 || place.index < 0) return;
     if (is_part()) store_part_statistics(task, place.index, statistics, seen);
     else store_statistics(task, place.index, statistics, finished.lse());
-  }
-  /// Leaves this warpgroup's query block to the portable kernel.
-  __device__ __forceinline__ void leave_block(const Task& task) const {
-    *args_.again = kBlocksAgain;
-    const auto block = (task.first_query + lane_row()) / 64;
-    if (args_.again_blocks && block < args_.query_cut.blocks)
-      args_.again_blocks[(std::int64_t{task.b} * args_.heads + task.h) * args_.query_cut.blocks + block] = 1;
   }
   /// O goes where this warpgroup's Q was. From there the producer stores it.
   __device__ __forceinline__ void store_tile(const AccumulatorTile<kD>& o, int q_stage) {

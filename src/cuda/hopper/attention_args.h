@@ -36,7 +36,7 @@ struct AttentionArgs {
   bool early;                  ///< the next task is asked for when one begins, not a step before its end
   std::int32_t* next_task;     ///< 0 before and after a launch
   std::int32_t* again;         ///< becomes kBlocksAgain if a result is not finite
-  std::uint8_t* again_blocks;  ///< (batch, heads, query blocks): 1 where one is; null: nobody asks
+  std::uint8_t* again_blocks;  ///< (batch, heads, query blocks, parts): 1 where one is, else 0; null: nobody asks
   bool masks_on_device;        ///< masks were found on the device: `again` may be kAllAgain before
   float scale, scale_log2;     ///< softmax_scale, and that times log2(e)
   float cap, cap_inverse;      ///< ScoreModKind::general; cap 0: none

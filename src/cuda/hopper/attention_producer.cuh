@@ -27,6 +27,15 @@ struct alignas(16) AttentionTask {
     return {b, has_head ? h + w : h, 64 * ((has_head ? 0 : args.query_cut.blocks) - w), steps};
   }
 };
+/// Notes whether the portable kernel has to make warpgroup w's query block of a task again.
+template <bool kSplit>
+__device__ __forceinline__ void note_block(const AttentionArgs& args, const AttentionTask<kSplit>& task, std::int32_t w,
+                                           std::uint8_t again) {
+  const auto block = task.first_query / 64 + w;
+  if (!args.again_blocks || block >= args.query_cut.blocks) return;
+  const auto at = (std::int64_t{task.b} * args.heads + task.h) * args.query_cut.blocks + block;
+  args.again_blocks[kSplit ? at * args.parts + task.part() : at] = again;
+}
 /// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
 struct alignas(16) StepInfo {
   std::int32_t last;
@@ -216,6 +225,7 @@ class AttentionProducer {
     if (!leads()) return;
     const auto own = task.of_warpgroup(args_, w);
     shared_.task[q_at_.stage][w] = own;
+    if (own.exists()) note_block(args_, own, w, 0);
     if (!task.has_steps()) return full.arrive();
     full.arrive_and_expect(64 * kD * 2);
     load_query_block(shared_.q[q_at_.stage][w], own, own.first_query + 64 * w, full);

@@ -4,10 +4,10 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/stream_counters.h"
 #include "cuda/hopper/attention.h"
 #include "cuda/hopper/forward_args.h"
 #include "cuda/hopper/maps.h"
-#include "cuda/hopper/report.h"
 #include "cuda/hopper/split_bf16.h"
 #include "cuda/portable/launch.h"
 

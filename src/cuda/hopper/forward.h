@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/common/device_plan.h"
+#include "cuda/common/stream_counters.h"
 #include "cuda/portable/forward_args.h"
 #include "plan/plan.h"
 
@@ -15,8 +16,10 @@ std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan
 /// What the non-finite fallback, the portable kernel, has to compute again, as in ForwardArgs. Nulls: everything, for
 /// the first time.
 struct Again {
-  const std::int32_t* any = nullptr;
+  std::int32_t* any = nullptr;
   const std::uint8_t* blocks = nullptr;
+  std::int32_t notes = 0;
+  StreamCounters counters{};  ///< that `any` is of, perhaps: to be held until the fallback is queued
 };
 
 /// Queues the call, if it is supported. general: scores may need more than a positive scale. workspace: as above.

@@ -182,7 +182,7 @@ bool has_few_tasks(const Problem& problem) {
 }
 
 /// Is Hopper's forward kernel, which has two heads of a key head in a task, faster at such a call? Measured at 128 and
-/// 256 channels. It is slower if it needs more tasks, up to 128 rows, where memory is the bound, and below some 17 tasks,
+/// 256 channels. It is slower if it needs more tasks, up to 128 rows, where memory is the bound, and below some 12 tasks,
 /// where the launches of its other kernels are a large part of the time; or if its tasks leave many multiprocessors idle
 /// and it does not split the keys (docs/notes/gpu-decode.md).
 bool forward_is_faster(const Problem& problem, const ExecutionPlan& plan) {
@@ -193,7 +193,7 @@ bool forward_is_faster(const Problem& problem, const ExecutionPlan& plan) {
     const auto at = cuda::rows_of(problem, tensor);
     return at.vectors && at.sequence[2] > 0 && (heads == 1 || at.head > 0) && (problem.batch == 1 || at.batch > 0);
   };
-  return depth > 64 && of_forward <= of_decode && rows > 128 && 8 * tasks > machine &&
+  return depth > 64 && of_forward <= of_decode && rows > 128 && 12 * tasks > machine &&
          attention_serves(problem, plan) && by_copies(problem.q, problem.heads_q) &&
          by_copies(problem.k, problem.heads_kv) && by_copies(problem.v, problem.heads_kv) &&
          by_copies(problem.out, problem.heads_q) &&
@@ -297,12 +297,12 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
     }
     visits = std::max(visits, own);
   }
-  if (plan.masks_on_device || visits == 0) first = 0, end = blocks;  // lengths on the GPU may move what is visited
-  if (visits == 0) visits = blocks * query_blocks;                   // not known
-  if (2 * visits < (end - first) * query_blocks) return {};          // parts would have nothing to do
+  if (plan.masks_on_device || visits == 0) first = 0, end = blocks;   // lengths on the GPU may move what is visited
+  if (visits == 0) visits = blocks * query_blocks;                    // not known
+  if (2 * visits < (end - first) * query_blocks) return {};           // parts would have nothing to do
+  const auto notes = problem.batch * problem.heads_q * query_blocks;  // bytes of each part
   const auto others = problem.memory_budget ? word_workspace(problem, plan, true) +
-                                                  static_cast<std::int64_t>(device_bytes(problem, plan)) +
-                                                  problem.batch * problem.heads_q * query_blocks + 8192
+                                                  static_cast<std::int64_t>(device_bytes(problem, plan)) + 8192
                                             : 0;
   // Joining costs as much as five steps, and one for each 2 MiB of partial results. Tasks of one query block, for few
   // visits, have more multiprocessors at work, and take two thirds of the time.
@@ -312,7 +312,7 @@ KeyParts key_parts(const Problem& problem, const ExecutionPlan& plan, std::int64
   for (std::int64_t parts = 2; parts <= std::min<std::int64_t>(machine / tasks, kPartsJoined); ++parts) {
     const auto each = (steps + parts - 1) / parts, bytes = part_bytes(problem, {parts, 0, 0});
     const auto saved = (few_visits ? 2 * steps / 3 : steps) - each - bytes / (2 << 20);
-    if (problem.memory_budget && bytes > *problem.memory_budget - others) break;
+    if (problem.memory_budget && bytes + parts * notes > *problem.memory_budget - others) break;
     if (saved > most_saved) most_saved = saved, best = {(steps + each - 1) / each, each * step_blocks, first};
   }
   return best;

@@ -144,10 +144,10 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace)
   char* const own = memory.take(forward_workspace(problem, plan));
   const auto again =
       problem.chunks.portable ? Again() : group_forward(problem, plan, args, general, masks, own, stream);
-  args.only_if = again.any, args.only_blocks = again.blocks;
+  args.only_if = again.any, args.only_blocks = again.blocks, args.notes = again.notes;
   args.tasks = static_cast<std::int32_t>(tasks);
   launch(kernel.function, launched_blocks(args.tasks, args.only_if != nullptr, problem.device), kernel.threads,
-         kernel.shared_bytes, &args, stream);
+         kernel.shared_bytes, &args, stream, args.only_if != nullptr);
 }
 
 }  // namespace anyflash::cuda

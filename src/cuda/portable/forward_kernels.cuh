@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
                                   Tiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   if constexpr (offered<E, kDepth>(tiling)) {
+    wait_for_kernel_before();
     if (args.only_if && !*args.only_if) return;
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
       Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(static_cast<std::int32_t>(task));
       __syncthreads();  // the last task's shared memory is about to be overwritten
     }
+    if (args.only_if) clear_report(args.only_if);
   } else {
     __trap();  // never launched: the host asks only for kernels that the GPU has
   }

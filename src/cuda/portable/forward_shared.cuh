@@ -44,7 +44,19 @@ static __device__ __noinline__ bool is_wanted(const ForwardArgs& args, std::int3
   if (!args.only_blocks || *args.only_if != kBlocksAgain) return true;
   Task found;
   found.find(args, task, 0, 0);
-  return args.only_blocks[(std::int64_t{found.b} * args.heads + found.h) * args.query_blocks + found.block] != 0;
+  const auto block = (std::int64_t{found.b} * args.heads + found.h) * args.query_blocks + found.block;
+  for (std::int32_t i = 0; i < args.notes; ++i)
+    if (args.only_blocks[block * args.notes + i]) return true;
+  return false;
+}
+
+/// Each thread block calls it at its end. The last one leaves zeros to the next call: of what asks for this kernel, and of
+/// the counter behind it, which counts thread blocks.
+static __device__ __noinline__ void clear_report(std::int32_t* only_if) {
+  __syncthreads();  // all threads have read it
+  if (threadIdx.x > 0) return;
+  __threadfence();
+  if (atomicAdd(only_if + 1, 1) + 1 == static_cast<std::int32_t>(gridDim.x)) only_if[0] = only_if[1] = 0;
 }
 
 /// The shared memory of a thread block. Coordinates and biases exist only if scores need more than a scale.

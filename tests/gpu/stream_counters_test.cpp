@@ -1,0 +1,45 @@
+// What Hopper's forward kernel leaves in the counters of a stream: zeros, whatever it met.
+#include "cuda/common/stream_counters.h"
+
+#include <anyflash/attention.h>
+
+#include <array>
+
+#include "cuda/common/device.h"
+#include "tensor.h"
+
+namespace anyflash {
+namespace {
+
+using Counters = std::array<std::int32_t, 3>;
+
+Counters counters_of(cudaStream_t stream) {
+  Counters found;
+  const cuda::StreamCounters own(0, stream);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(found.data(), own.get(), sizeof(found), cudaMemcpyDeviceToHost), cudaSuccess);
+  return found;
+}
+
+TEST(GpuStreamCounters, AreZerosAfterEachCall) {
+  if (!cuda::has_groups(gpu)) GTEST_SKIP() << "the kernels of Hopper";
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  Options options;
+  options.stream = stream;
+  for (const auto type : {ElementType::bfloat16, ElementType::float16})
+    for (const std::int64_t depth : {64, 128, 256})
+      for (const std::int64_t queries : {64, 256, 3000}) {  // the last: more tasks than thread blocks
+        const auto q = Tensor::of_sines(type, {1, 16, queries, depth}, 0),
+                   k = Tensor::of_sines(type, {1, 16, 3000, depth}, 1);
+        for (const int byte : {0x3c, 0xff}) {  // numbers; NaN
+          const Tensor v(type, {1, 16, 3000, depth}, byte), out(type, {1, 16, queries, depth}, 0);
+          forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
+          EXPECT_EQ(counters_of(stream), Counters{}) << queries << " queries, " << depth << " channels, byte " << byte;
+        }
+      }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace anyflash
