@@ -169,7 +169,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
     args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;
     if (args.tasks > 0)
       launch(kernels.gradients, launched_blocks(args.tasks, only_if != nullptr, problem.device), kernels.threads,
-             kernels.gradients_bytes, &args, stream, only_if != nullptr);
+             kernels.gradients_bytes, &args, stream);
   };
   GroupBackwardResult groups{};
   if (by_groups(problem, plan, args))

@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThr
                                   GradientTiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     gradients_kernel(const __grid_constant__ BackwardArgs args) {
   if constexpr (offered_backward<E, kDepth>(tiling)) {
-    wait_for_kernel_before();
     if (args.only_if && !*args.only_if) return;
     using Block = GradientBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
     extern __shared__ __align__(1024) char memory[];
