@@ -183,9 +183,7 @@ def hopper():
             piece(3, 2 + 2 * n, 1, RED, f"softmax of S{n + 1}", "mask, exp2, sums")
     p.text(450, 566, "A warpgroup issues S = Q K^T and O += P V, passes the turn on, and waits for S alone.", 12)
     p.text(450, 586, "While its exponentials run, the tensor cores work for the other one.", 12)
-    p.text(
-        450, 606, "The first S of the next task is issued with the last O += P V: the stream of steps has no gap.", 12
-    )
+    p.text(450, 606, "The first S of the next task is issued behind the last O += P V, and made while O is stored.", 12)
     return p.svg()
 
 
