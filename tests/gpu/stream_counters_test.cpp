@@ -13,14 +13,17 @@ namespace {
 
 using Counters = std::array<std::int32_t, 3>;
 
-Counters counters_of(cudaStream_t stream) {
+/// The counters of the stream, which has nothing queued, before they become `next`.
+Counters exchange(cudaStream_t stream, const Counters& next) {
   Counters found;
-  const cuda::StreamCounters own(0, stream);
-  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  EXPECT_EQ(cudaMemcpy(found.data(), own.get(), sizeof(found), cudaMemcpyDeviceToHost), cudaSuccess);
+  const cuda::StreamCounters counters(0, stream);
+  EXPECT_EQ(cudaMemcpy(found.data(), counters.get(), sizeof(found), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(counters.get(), next.data(), sizeof(next), cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return found;
 }
 
+/// A call before left query blocks to the fallback, so it seems. That also shows that this call uses the counters.
 TEST(GpuStreamCounters, AreZerosAfterEachCall) {
   if (!cuda::has_groups(gpu)) GTEST_SKIP() << "the kernels of Hopper";
   cudaStream_t stream = nullptr;
@@ -29,13 +32,15 @@ TEST(GpuStreamCounters, AreZerosAfterEachCall) {
   options.stream = stream;
   for (const auto type : {ElementType::bfloat16, ElementType::float16})
     for (const std::int64_t depth : {64, 128, 256})
-      for (const std::int64_t queries : {64, 256, 3000}) {  // the last: more tasks than thread blocks
+      for (const std::int64_t queries : {100, 3000}) {  // keys in parts; more tasks than thread blocks
         const auto q = Tensor::of_sines(type, {1, 16, queries, depth}, 0),
                    k = Tensor::of_sines(type, {1, 16, 3000, depth}, 1);
         for (const int byte : {0x3c, 0xff}) {  // numbers; NaN
           const Tensor v(type, {1, 16, 3000, depth}, byte), out(type, {1, 16, queries, depth}, 0);
+          exchange(stream, {0, 2, 0});
           forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
-          EXPECT_EQ(counters_of(stream), Counters{}) << queries << " queries, " << depth << " channels, byte " << byte;
+          EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+          EXPECT_EQ(exchange(stream, {}), Counters{}) << queries << " queries, " << depth << " channels, byte " << byte;
         }
       }
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);

@@ -30,6 +30,10 @@ class Call:
         wrong = torch.zeros_like(self.expected, dtype=torch.bool)
         wrong[0, -1, -NAN_FROM_END:, 3] = bad
         assert torch.equal(~self.expected.isfinite(), wrong)
+        hidden = torch.ones(queries, keys, dtype=torch.bool, device="cuda").triu(keys - queries + 1)
+        scores = self.q.double() @ self.k.double().mT * d**-0.5
+        wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ self.v.double().nan_to_num()
+        assert (self.expected - wanted)[~wrong].norm() < 1e-2 * wanted.norm()
 
     def make(self, out=None):
         return af.attention(self.q, self.k, self.v, rule=af.causal(), align="none_end", out=out)

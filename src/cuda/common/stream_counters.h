@@ -9,7 +9,7 @@
 namespace anyflash::cuda {
 
 /// Bytes of a call's counters where they lie in its workspace, so many that what follows is aligned.
-inline constexpr std::int64_t report_bytes = 256;
+inline constexpr std::int64_t counter_bytes = 256;
 
 /// Three counters of a stream's own: the next task, what the non-finite fallback has to make again, how many of its thread
 /// blocks are done. They are 0 whenever none of the stream's calls runs: each call leaves them so. While this exists, no

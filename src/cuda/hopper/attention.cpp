@@ -165,7 +165,7 @@ bool attention_serves(const Problem& problem, const ExecutionPlan& plan) {
 std::int64_t attention_workspace(const Problem& problem, const ExecutionPlan& plan) {
   if (!attention_serves(problem, plan)) return 0;
   const auto parts = choose(problem, plan, is_general(problem)).parts;
-  return report_bytes + noted_bytes(problem, plan, parts) + part_bytes(problem, parts) +
+  return counter_bytes + noted_bytes(problem, plan, parts) + part_bytes(problem, parts) +
          word_workspace(problem, plan, true);
 }
 
@@ -181,11 +181,11 @@ Again attention(const Problem& problem, const ExecutionPlan& plan, const Forward
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   StreamCounters counters(problem.device.index, stream);
   const bool lasting = counters.get();
-  if (!lasting) check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing counters");
+  if (!lasting) check(cudaMemsetAsync(workspace, 0, counter_bytes, stream), "clearing counters");
   args.next_task = lasting ? counters.get() : reinterpret_cast<std::int32_t*>(workspace);
   args.again = args.next_task + 1;
-  args.again_blocks = reinterpret_cast<std::uint8_t*>(workspace + report_bytes);
-  workspace += report_bytes + noted_bytes(problem, plan, choice.parts);
+  args.again_blocks = reinterpret_cast<std::uint8_t*>(workspace + counter_bytes);
+  workspace += counter_bytes + noted_bytes(problem, plan, choice.parts);
   args.results = reinterpret_cast<float*>(workspace);
   args.statistics = args.results + part_rows(problem, choice.parts) * problem.d_v;
   args.words = masks.words(true, workspace + part_bytes(problem, choice.parts), args.again);

@@ -55,7 +55,7 @@ BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
 /// split-bfloat16 copies of float32 tensors.
 struct Space {
   std::int64_t sums = 0, bias = 0, rows = 0, words = 0, bf16_terms = 0;
-  std::int64_t first_words() const { return sums + bias + report_bytes + 3 * rows; }
+  std::int64_t first_words() const { return sums + bias + counter_bytes + 3 * rows; }
   std::int64_t first_split() const { return first_words() + words; }
   std::int64_t bytes() const { return first_split() + bf16_terms; }
 };
@@ -74,7 +74,7 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
 template <class T, class Args>
 void place(const Problem& problem, const Space& space, char* workspace, Args& args) {
   char* const report = workspace + space.sums + space.bias;
-  const auto numbers = [&](int n) { return reinterpret_cast<T*>(report + report_bytes + n * space.rows); };
+  const auto numbers = [&](int n) { return reinterpret_cast<T*>(report + counter_bytes + n * space.rows); };
   args.has_dlse = problem.dlse.given();
   args.sums = reinterpret_cast<T*>(workspace);
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
@@ -170,7 +170,7 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   if (queries.gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
-  check(cudaMemsetAsync(args.not_finite, 0, report_bytes, stream), "clearing what is reported");
+  check(cudaMemsetAsync(args.not_finite, 0, counter_bytes, stream), "clearing counters");
   terms.find(args);
   launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);

@@ -20,9 +20,9 @@ template <class Args>
 Again queue(const Problem& problem, const GroupForwardKernel& kernel, int bytes, Args& args, DevicePlan& masks,
             char* workspace, cudaStream_t stream) {
   constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are interleaved, to share L2
-  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
+  check(cudaMemsetAsync(workspace, 0, counter_bytes, stream), "clearing counters");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.not_finite = args.next_task + 1;
-  args.words = masks.words(true, workspace + report_bytes, args.not_finite);
+  args.words = masks.words(true, workspace + counter_bytes, args.not_finite);
   const auto heads = problem.batch * problem.heads_q;
   args.head_parts = (args.query_blocks + kernel.blocks - 1) / kernel.blocks;
   args.tasks = static_cast<std::int32_t>(heads * args.head_parts);
@@ -57,7 +57,7 @@ Again split_forward(const Problem& problem, const ExecutionPlan& plan, const For
   args.queries = cut_of(plan.query_grid, args.query_rows), args.keys = cut_of(plan.key_grid, args.key_rows);
   args.cap = static_cast<float>(problem.softcap);
   args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
-  const auto split = split_of(problem, plan, workspace + report_bytes + word_workspace(problem, plan, true));
+  const auto split = split_of(problem, plan, workspace + counter_bytes + word_workspace(problem, plan, true));
   for (int n = 0; n < 3; ++n) args.bf16_terms[n] = split.tensors[n].to;
   split_rows(split, stream);
   constexpr float product = kSplitScale * kSplitScale;
@@ -97,7 +97,7 @@ std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan
   if (element_size(problem.type) == 2) return attention_workspace(problem, plan);
   const bool split = problem.type == ElementType::float32;
   if (!(split ? serves_split(problem, plan) : serves_double(problem, plan))) return 0;
-  return report_bytes + word_workspace(problem, plan, true) + (split ? split_of(problem, plan, nullptr).bytes() : 0);
+  return counter_bytes + word_workspace(problem, plan, true) + (split ? split_of(problem, plan, nullptr).bytes() : 0);
 }
 
 Again group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args, bool general,

@@ -38,7 +38,7 @@ struct ForwardArgs {
   double scale, softcap;
   double unit, lag;  // the unit of exponential(), and how much a row's shift may lag behind its maximum
   float unit32, lag32;
-  std::int32_t* only_if;  // results are computed only if this is not 0; then clear_report(); null: always
+  std::int32_t* only_if;  // results are computed only if this is not 0; then clear_counters(); null: always
   // For kBlocksAgain: (batch, heads, query blocks, notes). Those query blocks that have a note that is not 0.
   const std::uint8_t* only_blocks;
   std::int32_t notes;

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
       Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(static_cast<std::int32_t>(task));
       __syncthreads();  // the last task's shared memory is about to be overwritten
     }
-    if (args.only_if) clear_report(args.only_if);
+    if (args.only_if) clear_counters(args.only_if);
   } else {
     __trap();  // never launched: the host asks only for kernels that the GPU has
   }

@@ -52,7 +52,7 @@ static __device__ __noinline__ bool is_wanted(const ForwardArgs& args, std::int3
 
 /// Each thread block calls it at its end. The last one leaves zeros to the next call: of what asks for this kernel, and of
 /// the counter behind it, which counts thread blocks.
-static __device__ __noinline__ void clear_report(std::int32_t* only_if) {
+static __device__ __noinline__ void clear_counters(std::int32_t* only_if) {
   __syncthreads();  // all threads have read it
   if (threadIdx.x > 0) return;
   __threadfence();
