@@ -6,6 +6,7 @@
 #include <array>
 
 #include "cuda/common/device.h"
+#include "cuda/portable/args.h"
 #include "tensor.h"
 
 namespace anyflash {
@@ -23,7 +24,8 @@ Counters exchange(cudaStream_t stream, const Counters& next) {
   return found;
 }
 
-/// A call before left query blocks to the fallback, so it seems. That also shows that this call uses the counters.
+/// The counters are zeros before a call, or ask for the fallback, as after a call that did not end. Zeros after the second
+/// show that the call uses them.
 TEST(GpuStreamCounters, AreZerosAfterEachCall) {
   if (!cuda::has_groups(gpu)) GTEST_SKIP() << "the kernels of Hopper";
   cudaStream_t stream = nullptr;
@@ -35,13 +37,15 @@ TEST(GpuStreamCounters, AreZerosAfterEachCall) {
       for (const std::int64_t queries : {100, 3000}) {  // keys in parts; more tasks than thread blocks
         const auto q = Tensor::of_sines(type, {1, 16, queries, depth}, 0),
                    k = Tensor::of_sines(type, {1, 16, 3000, depth}, 1);
-        for (const int byte : {0x3c, 0xff}) {  // numbers; NaN
-          const Tensor v(type, {1, 16, 3000, depth}, byte), out(type, {1, 16, queries, depth}, 0);
-          exchange(stream, {0, 2, 0});
-          forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
-          EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-          EXPECT_EQ(exchange(stream, {}), Counters{}) << queries << " queries, " << depth << " channels, byte " << byte;
-        }
+        for (const int byte : {0x3c, 0xff})  // numbers; NaN
+          for (const std::int32_t again : {0, std::int32_t{cuda::kBlocksAgain}}) {
+            const Tensor v(type, {1, 16, 3000, depth}, byte), out(type, {1, 16, queries, depth}, 0);
+            exchange(stream, {0, again, 0});
+            forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
+            EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+            EXPECT_EQ(exchange(stream, {}), Counters{})
+                << queries << " queries, " << depth << " channels, byte " << byte << ", before the call " << again;
+          }
       }
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }

@@ -33,7 +33,8 @@ class Call:
         hidden = torch.ones(queries, keys, dtype=torch.bool, device="cuda").triu(keys - queries + 1)
         scores = self.q.double() @ self.k.double().mT * d**-0.5
         wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ self.v.double().nan_to_num()
-        assert (self.expected - wanted)[~wrong].norm() < 1e-2 * wanted.norm()
+        error = (self.expected - wanted).masked_fill(wrong, 0).norm(dim=-1)
+        assert (error < 2e-2 * wanted.norm(dim=-1)).all()
 
     def make(self, out=None):
         return af.attention(self.q, self.k, self.v, rule=af.causal(), align="none_end", out=out)
